@@ -1,0 +1,1 @@
+"""Rows between roles: one interface, TransferQueue or memory behind it."""

@@ -1,0 +1,149 @@
+"""What a role sees of the data plane, whatever moves the bytes.
+
+A **block** is what one ``put`` wrote: it travels, is filled, read and cleared as a whole, which is what makes small rows
+cheap. A **batch** is what one ``read`` returned: whole blocks, their rows one after the other.
+
+Life of a row: ``put`` by the group that creates it, ``fill`` by the groups that own further columns, ``read`` once by each
+group that asks for it (one replica gets it), ``clear`` by the final reader.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcrl.run.errors import HpcrlError
+
+# A scalar column: array of shape (rows,). A ragged column: one 1-D array a row. A str column: one string a row.
+ColumnData = np.ndarray | list[np.ndarray] | list[str]
+
+
+class DataPlaneError(HpcrlError):
+    """The data plane refused a call or could not serve it; names stream, column and peer."""
+
+
+class SchemaError(DataPlaneError):
+    """Rows do not fit the stream's declared columns; nothing was written."""
+
+
+class EndOfStream(DataPlaneError):
+    """Every producer of the columns asked for has closed the stream and this reader has had every row."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A handle on the rows of one ``put``; opaque to roles.
+
+    Attributes:
+        row_ids: int64 (rows,), unique within the run.
+        handle: what the implementation needs to find the rows again.
+    """
+
+    row_ids: np.ndarray
+    handle: Any
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that one ``read`` returned.
+
+    Attributes:
+        columns: the columns asked for, each with as many entries as there are rows.
+        blocks: the whole blocks that the rows came in, in the rows' order.
+    """
+
+    stream: str
+    columns: Mapping[str, ColumnData]
+    blocks: tuple[Block, ...]
+
+    @property
+    def row_ids(self) -> np.ndarray:
+        """int64 (rows,), in the order of the columns' entries."""
+        return np.concatenate([block.row_ids for block in self.blocks]) if self.blocks else np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return sum(len(block.row_ids) for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """The newest value that one writer announced on a feedback stream.
+
+    Attributes:
+        writer: ``group.replica`` of the announcer.
+        sequence: 1 for the writer's first value, then rising by one.
+        value: JSON-like.
+    """
+
+    writer: str
+    sequence: int
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StreamDepth:
+    """Live rows and blocks of a stream, and how many have each column."""
+
+    rows: int
+    blocks: int
+    rows_with: Mapping[str, int]
+
+
+class DataPlane(ABC):
+    """One role process's connection. Calls are blocking, thread-safe, and end within their deadline.
+
+    Every method raises :class:`DataPlaneError` when the data plane cannot be reached within the deadline.
+    """
+
+    @abstractmethod
+    def put(self, stream: str, columns: Mapping[str, ColumnData]) -> np.ndarray:
+        """Add new rows as one block and return their row ids, int64 (rows,).
+
+        Raises:
+            SchemaError: unknown or missing column, wrong dtype or shape, unequal lengths, no rows, more rows than the
+                stream's ``block_rows``, or the caller's contract does not create rows of this stream.
+        """
+
+    @abstractmethod
+    def read(self, stream: str, columns: Sequence[str], *, max_rows: int, wait_s: float) -> Batch | None:
+        """Up to ``max_rows`` rows, in whole blocks, that have all these columns and that this group has not read yet.
+
+        Returns as soon as at least one block is there, else None after ``wait_s`` seconds.
+
+        Raises:
+            EndOfStream: nothing is left and nothing more will come.
+            SchemaError: unknown column, or ``max_rows`` below the stream's ``block_rows``.
+            DataPlaneError: a row came back that was not asked for (row ids are checked).
+        """
+
+    @abstractmethod
+    def fill(self, batch: Batch, columns: Mapping[str, ColumnData]) -> None:
+        """Add columns to the rows of a batch; the same checks as ``put``."""
+
+    @abstractmethod
+    def clear(self, batch: Batch) -> None:
+        """Remove the rows of a batch for good. Only the stream's final reader may."""
+
+    @abstractmethod
+    def close_stream(self, stream: str) -> None:
+        """This process will put or fill no more rows of the stream. Safe to call twice."""
+
+    @abstractmethod
+    def announce(self, feedback: str, value: dict[str, Any]) -> None:
+        """Replace this writer's newest value on a feedback stream."""
+
+    @abstractmethod
+    def newest(self, feedback: str) -> dict[str, Feedback]:
+        """The newest value of each writer, by writer; empty before the first."""
+
+    @abstractmethod
+    def depth(self, stream: str) -> StreamDepth:
+        """How much is in a stream now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of sockets and threads. Does not close streams."""

@@ -1,0 +1,55 @@
+"""Files that are there whole or not at all: written beside, fsynced, renamed; and the folder fsynced after."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace a file in one step. A reader sees the old content or the new, even after a crash.
+
+    Raises:
+        OSError: the disk is full or read-only; the old file is untouched and nothing is left beside it.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """:func:`write_bytes` in UTF-8."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """:func:`write_bytes` of indented JSON in the given key order."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def link(path: Path, target: str) -> None:
+    """Point a relative symbolic link at ``target`` in one step."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    beside.symlink_to(target)
+    beside.rename(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,149 @@
+"""The run directory: what a run leaves on the file system, and where.
+
+::
+
+    RUN/run.json            id and name of the run
+    RUN/recipe.json         the resolved recipe
+    RUN/recipe.py           the module it was built from
+    RUN/key                 the run's secret, mode 0600
+    RUN/attempt_1/          one life of the run between requeues; RUN/latest points at the newest
+      plan.json             what was placed where
+      logs/GROUP.RANK.log   what each role printed; ignitor.SLOT.log
+      journal/WRITER.jsonl  what each process reports
+      done/GROUP.RANK.json  how each role ended
+      rendezvous/           how processes find each other
+    RUN/weights/v000007/    published policy weights, Hugging Face layout
+    RUN/state/              the trainer's saves
+    RUN/report.html, RUN/curves.png, RUN/mlflow.db
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcrl.run.atomic import link, write_json, write_text
+from hpcrl.run.errors import CheckFailed
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run on disk.
+
+    Attributes:
+        run_id: unique; in every record of the run, so that no run reads another's data.
+    """
+
+    path: Path
+    run_id: str
+
+    @classmethod
+    def create(cls, path: Path, *, name: str, recipe_json: str, source: Path | None) -> RunDirectory:
+        """Make the directory of a new run.
+
+        Raises:
+            CheckFailed: the path holds another run or other files, or cannot be written.
+        """
+        path = path.absolute()
+        if (path / "run.json").exists():
+            held = json.loads((path / "run.json").read_text())
+            raise CheckFailed(
+                [f"{path} is the directory of run {held['run_id']} ({held['name']}); choose another, or resume that run"]
+            )
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise CheckFailed([f"{path} is not empty and not the directory of a run; choose another --run-dir"])
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_text(path / "key", secrets.token_hex(24), mode=0o600)
+            write_text(path / "recipe.json", recipe_json)
+            if source is not None:
+                shutil.copyfile(source, path / "recipe.py")
+            for folder in ("weights", "state"):
+                (path / folder).mkdir()
+            write_json(path / "run.json", {"run_id": run_id, "name": name, "created": time.time()})
+        except OSError as error:
+            raise CheckFailed(
+                [f"run directory {path} cannot be written: {error.strerror}; choose another --run-dir"]
+            ) from error
+        return cls(path, run_id)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run.
+
+        Raises:
+            CheckFailed: the path is no run directory.
+        """
+        try:
+            held = json.loads((path / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise CheckFailed([f"{path} is not the directory of a run (no readable run.json): {error}"]) from error
+        return cls(path.absolute(), held["run_id"])
+
+    @property
+    def weights(self) -> Path:
+        """Where policy versions are published."""
+        return self.path / "weights"
+
+    @property
+    def state(self) -> Path:
+        """Where the trainer saves."""
+        return self.path / "state"
+
+    @property
+    def key(self) -> str:
+        """The run's secret."""
+        return (self.path / "key").read_text()
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt, oldest first."""
+        numbers = sorted(int(p.name.removeprefix("attempt_")) for p in self.path.glob("attempt_*"))
+        return [Attempt(self, number) for number in numbers]
+
+    def latest(self) -> Attempt:
+        """The newest attempt.
+
+        Raises:
+            CheckFailed: the run was never started.
+        """
+        attempts = self.attempts()
+        if not attempts:
+            raise CheckFailed([f"run {self.path} has no attempt yet"])
+        return attempts[-1]
+
+    def new_attempt(self) -> Attempt:
+        """Start a further life of the run and point ``latest`` at it."""
+        attempts = self.attempts()
+        attempt = Attempt(self, attempts[-1].number + 1 if attempts else 1)
+        for folder in ("logs", "journal", "done", "rendezvous"):
+            os.makedirs(attempt.path / folder)
+        link(self.path / "latest", attempt.path.name)
+        return attempt
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of a run."""
+
+    run: RunDirectory
+    number: int
+
+    @property
+    def path(self) -> Path:
+        """``RUN/attempt_N``."""
+        return self.run.path / f"attempt_{self.number}"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journals, one file a writer."""
+        return self.path / "journal"
+
+    def log(self, process: str) -> Path:
+        """Log file of a process, ``group.rank`` or ``ignitor.slot``."""
+        return self.path / "logs" / f"{process}.log"
