@@ -126,6 +126,10 @@ class Role:
         """
         return []
 
+    def disk_bytes(self, recipe: Recipe) -> int:
+        """The most space that one process of this role takes in the run directory at a time [bytes]."""
+        return 0
+
     def run(self, context: RoleContext) -> None:
         """The role's loop, in its own process. Returning means done; raising means failed."""
         raise TypeError(f"{type(self).__qualname__} must define run(context)")

@@ -1,0 +1,1 @@
+"""Where prompts come from, in which order, and how answers are graded."""

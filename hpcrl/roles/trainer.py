@@ -1,0 +1,96 @@
+"""Trainer: takes the rows of each step, learns from them, publishes the next policy version."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from hpcrl.data.models import model_problems, resolve_model
+from hpcrl.engines.titan.settings import TrainerSettings
+from hpcrl.recipe import Reads, Recipe, Role
+from hpcrl.roles.feedback import POLICY, SERVED
+from hpcrl.roles.inference import Inference
+from hpcrl.roles.samples import SAMPLES
+from hpcrl.run.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from hpcrl.roles.context import RoleContext
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("prompt_number", "prompt_ids", "response_ids", "rollout_logprobs", "versions", "reward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer(TrainerSettings, Role):
+    """Trains the policy with GRPO on torchtitan. Its settings are the engine's and these.
+
+    Attributes:
+        divide_by_std: advantages in units of their group's standard deviation (GRPO), or as they are (Dr. GRPO).
+        save_every: steps between saves of the whole trainer state; the end is always saved. 0 saves only that.
+        keep_weights: newest published policy versions that stay; older ones stay while an engine serves none newer.
+    """
+
+    world: ClassVar[bool] = True
+    process_per_gpu: ClassVar[bool] = True
+
+    divide_by_std: bool = True
+    save_every: int = 0
+    keep_weights: int = 2
+
+    def reads(self) -> tuple[Reads, ...]:
+        """Graded samples; the trainer is their end."""
+        return (Reads(stream=SAMPLES, columns=COLUMNS, final=True),)
+
+    def listens(self) -> tuple[str, ...]:
+        """What engines serve, to know which published versions may go."""
+        return (SERVED,)
+
+    def announces(self) -> tuple[str, ...]:
+        """Each new policy version."""
+        return (POLICY,)
+
+    def check(self, recipe: Recipe) -> list[str]:
+        """Values in range; the model is there, of a family that the trainer knows, its vocabulary the tokenizer's."""
+        from hpcrl.engines.titan.shape import ModelError, read_shape
+
+        wrong = self.problems()
+        if self.save_every < 0 or self.keep_weights < 1:
+            wrong.append(f"save_every {self.save_every} must not be negative and keep_weights {self.keep_weights} at least 1")
+        wrong += [
+            f"group {name} runs in {group.role.dtype} and the trainer publishes in {self.publish_dtype}; make them the same"
+            for name, group in recipe.groups.items()
+            if isinstance(group.role, Inference) and group.role.dtype != self.publish_dtype
+        ]
+        try:
+            path = resolve_model(self.model)
+        except CheckFailed as failed:
+            return wrong + list(failed.problems)
+        try:
+            read_shape(path, context=self.context)
+        except ModelError as error:
+            wrong.append(str(error))
+        return wrong + model_problems(path)
+
+    def disk_bytes(self, recipe: Recipe) -> int:
+        """Published versions, and saves of the weights and both Adam moments in float32."""
+        try:
+            weights = sum(file.stat().st_size for file in resolve_model(self.model).glob("*.safetensors"))
+        except CheckFailed:
+            return 0
+        # A model on disk has at least two bytes a value, so six times its size bounds three float32 copies.
+        return (self.keep_weights + 1) * weights + (self.keep_states + 1) * 6 * weights
+
+    def run(self, context: RoleContext) -> None:
+        """Train ``schedule.steps`` steps, or until the stream ends or the role is stopped."""
+        from hpcrl.engines.titan.trainer import TitanTrainer
+        from hpcrl.roles.training import Follower, Leader
+
+        context.phase("load")
+        settings = replace(self, model=str(resolve_model(self.model)))
+        engine = TitanTrainer(settings, context.identity)
+        try:
+            (Leader if context.identity.rank == 0 else Follower)(settings, context, engine).run()
+        finally:
+            engine.close()
