@@ -68,6 +68,15 @@ class Batch:
     def __len__(self) -> int:
         return sum(len(block.row_ids) for block in self.blocks)
 
+    def split(self) -> list[Batch]:
+        """One batch for each block, so that blocks read together can be filled or cleared apart."""
+        parts, start = [], 0
+        for block in self.blocks:
+            end = start + len(block.row_ids)
+            parts.append(Batch(self.stream, {name: data[start:end] for name, data in self.columns.items()}, (block,)))
+            start = end
+        return parts
+
 
 @dataclass(frozen=True)
 class Feedback:

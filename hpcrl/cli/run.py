@@ -1,0 +1,70 @@
+"""``hpcrl run``: a recipe on this machine, from the checks to the report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcrl.plan.plan import Plan
+    from hpcrl.recipe import Recipe
+    from hpcrl.run.directory import RunDirectory
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(path_type=Path), required=False)
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a recipe parameter or field; repeatable.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept [runs/RECIPE-TIME].")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Continue this run instead of a recipe.")
+@click.option("--in-process", is_flag=True, help="Every role in a thread of this process, rows in memory.")
+@click.option("--tracking-uri", metavar="URI", help="MLflow server [a database in the run directory].")
+def command(
+    recipe: Path | None,
+    sets: tuple[str, ...],
+    run_dir: Path | None,
+    resume: Path | None,
+    in_process: bool,
+    tracking_uri: str | None,
+) -> None:
+    """Run RECIPE on this machine until it is done.
+
+    Ctrl-C saves and ends within the recipe's drain limit; a second one ends at once.
+    """
+    from hpcrl.launch.session import Session
+
+    if (recipe is None) == (resume is None):
+        raise click.UsageError("name a RECIPE, or a run with --resume")
+    if resume is not None and (sets or run_dir):
+        raise click.UsageError("--resume continues a run as it is: it takes no --set and no --run-dir")
+    built, run, plan = _reopen(resume) if resume is not None else _create(recipe, sets, run_dir)  # type: ignore[arg-type]
+    click.echo(f"run {run.run_id} in {run.path}", err=True)
+    session = Session(built, run, plan, in_process=in_process, tracking_uri=tracking_uri)
+    sys.exit(session.run())
+
+
+def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Recipe, RunDirectory, Plan]:
+    from hpcrl.config.codec import recipe_to_json
+    from hpcrl.config.override import build_recipe
+    from hpcrl.launch.preflight import preflight
+    from hpcrl.plan.local import local_allocation
+    from hpcrl.run.directory import RunDirectory
+
+    recipe = build_recipe(path, sets)
+    target = run_dir or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = preflight(recipe, local_allocation(), target)
+    return recipe, RunDirectory.create(target, name=recipe.name, recipe_json=recipe_to_json(recipe), source=path), plan
+
+
+def _reopen(path: Path) -> tuple[Recipe, RunDirectory, Plan]:
+    from hpcrl.config.codec import recipe_from_run
+    from hpcrl.plan.local import local_allocation
+    from hpcrl.plan.plan import make_plan
+    from hpcrl.run.directory import RunDirectory
+
+    run = RunDirectory.open(path)
+    recipe = recipe_from_run(run)
+    return recipe, run, make_plan(recipe, local_allocation(), run.run_id)

@@ -1,0 +1,141 @@
+"""The ignitor: one for each slot, the same program on all. Derives the plan by itself, starts its slot's processes, watches.
+
+``python -m hpcrl.supervise.ignitor RUN ATTEMPT SLOT SLOTS`` on one machine. No ignitor leads: each describes its slot,
+gathers what all the others say, makes the plan from that, and goes on only if every other one made the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hpcrl.config.codec import recipe_from_run
+from hpcrl.plan.local import local_allocation
+from hpcrl.plan.plan import Plan, PlannedProcess, make_plan
+from hpcrl.recipe import Recipe
+from hpcrl.roles.context import Identity
+from hpcrl.run.atomic import write_text
+from hpcrl.run.directory import Attempt, RunDirectory
+from hpcrl.run.errors import HpcrlError, Stopped, host
+from hpcrl.run.records import DoneRecord, write_done
+from hpcrl.run.rendezvous import Rendezvous
+from hpcrl.run.stop import StopFlag
+from hpcrl.supervise.children import Child
+from hpcrl.supervise.gather import agree, describe_slot, gather_allocation
+from hpcrl.supervise.linux import die_with_parent
+from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec
+from hpcrl.supervise.watch import watch
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str]) -> int:
+    """Ignite one slot; returns 0, or the exit code of the role that failed first."""
+    path, number, slot, slots = Path(argv[0]), int(argv[1]), int(argv[2]), int(argv[3])
+    stop = StopFlag()
+    die_with_parent(signal.SIGTERM)
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, lambda *_: stop.set())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    attempt = Attempt(RunDirectory.open(path), number)
+    recipe = recipe_from_run(attempt.run)
+    name = f"ignitor.{slot}"
+    try:
+        plan = derive_plan(recipe, attempt, slot, slots, stop)
+    except Stopped:
+        write_done(attempt, DoneRecord(process=name, status="stopped"))
+        return 0
+    except HpcrlError as error:
+        log.error("%s on %s: %s", name, host(), error)
+        write_done(attempt, DoneRecord(process=name, status="failed", code=1, error=str(error)))
+        return 1
+    failure = watch(
+        start_processes(recipe, attempt, plan, slot),
+        workers_of(recipe, plan),
+        attempt,
+        stop=stop,
+        drain_s=recipe.limits.drain_s,
+    )
+    return failure.code if failure else 0
+
+
+def derive_plan(recipe: Recipe, attempt: Attempt, slot: int, slots: int, stop: StopFlag) -> Plan:
+    """The plan that all ignitors of the attempt agree on; the first slot's leaves it in the attempt's directory.
+
+    Raises:
+        CheckFailed: the recipe cannot be placed on what was gathered.
+        PlanMismatch: another ignitor made another plan.
+        DeadlineExceeded: another ignitor did not come.
+    """
+    rendezvous = Rendezvous(attempt.path / "rendezvous", attempt.run.run_id, stop)
+    # All slots of a local run are on this host, so the slot's number is its rank on the node.
+    report = describe_slot(local_allocation(), attempt.run.run_id, local_rank=slot)
+    allocation = gather_allocation(rendezvous, report, slot=slot, slots=slots, seconds=recipe.limits.start_s)
+    plan = make_plan(recipe, allocation, attempt.run.run_id)
+    agree(rendezvous, plan, slot=slot, slots=slots, seconds=recipe.limits.start_s)
+    if slot == 0:
+        write_text(attempt.path / "plan.json", plan.to_json())
+    log.info("plan %s, ports %d to %d", plan.hash[:12], plan.ports[0], plan.ports[1] - 1)
+    return plan
+
+
+def workers_of(recipe: Recipe, plan: Plan) -> frozenset[str]:
+    """Every process of the run that ends by itself."""
+    return frozenset(
+        process.name
+        for process in plan.processes
+        if process.group != QUEUE_GROUP and not recipe.groups[process.group].role.service
+    )
+
+
+def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> list[Child]:
+    """Start what the plan puts on a slot."""
+    processes = dict(Counter(process.group for process in plan.processes))
+    children = []
+    for process in plan.on_slot(slot):
+        # A process sees its own GPUs only, and CUDA numbers those from 0.
+        identity = replace(Identity.of(process), gpus=tuple(range(len(process.gpus))))
+        spec = ProcessSpec(str(attempt.run.path), attempt.number, identity, processes)
+        service = process.group == QUEUE_GROUP or recipe.groups[process.group].role.service
+        children.append(
+            Child.start(
+                process.name,
+                "hpcrl.supervise.process",
+                spec.to_json(),
+                env=environment(os.environ, process),
+                log=attempt.log(process.name),
+                service=service,
+            )
+        )
+        log.info("started %s, pid %d", process.name, children[-1].popen.pid)
+    return children
+
+
+def environment(base: Mapping[str, str], process: PlannedProcess) -> dict[str, str]:
+    """Environment of a process: its own cores and GPUs, and no library that reaches outside or draws progress bars."""
+    threads = str(max(1, process.cpus))
+    return {
+        **base,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        # Threads that spin while they wait would take the cores that another role computes on.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # In the order of nvidia-smi, which the plan counts in.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, process.gpus)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": base.get("HF_HUB_OFFLINE", "1"),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

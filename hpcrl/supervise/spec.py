@@ -1,0 +1,43 @@
+"""What an ignitor tells a process that it starts: one JSON argument, nothing in files or the environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpcrl.roles.context import Identity
+from hpcrl.run.directory import Attempt, RunDirectory
+
+QUEUE_GROUP = "queue"
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process of the plan.
+
+    Attributes:
+        processes: number of processes of every group, the data plane's among them.
+    """
+
+    run_directory: str
+    attempt: int
+    identity: Identity
+    processes: Mapping[str, int]
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ProcessSpec:
+        """Back from :meth:`to_json`."""
+        fields = json.loads(text)
+        identity = fields.pop("identity")
+        identity["gpus"], identity["ports"] = tuple(identity["gpus"]), tuple(identity["ports"])
+        return cls(identity=Identity(**identity), **fields)
+
+    def open_attempt(self) -> Attempt:
+        """The attempt that the process belongs to."""
+        return Attempt(RunDirectory.open(Path(self.run_directory)), self.attempt)

@@ -1,0 +1,138 @@
+"""`hpcrl run` as a person calls it: real processes, the real queue, a recipe without models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpcrl.run.directory import RunDirectory
+from hpcrl.run.records import DoneRecords
+from hpcrl.run.stop import wait_for
+
+RECIPE = Path(__file__).with_name("toy_recipe.py")
+
+pytestmark = pytest.mark.slow
+
+
+def start(run: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hpcrl.cli.main", "run", str(RECIPE), "--run-dir", str(run), *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})}
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 150) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=seconds)
+    return process.returncode, output
+
+
+def nothing_is_left(run: Path) -> None:
+    """No process of the run lives and none of its ports is taken."""
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
+    assert left == []
+    plan = json.loads((run / "attempt_1" / "plan.json").read_text())
+    first, end = plan["ports"]
+    taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert not taken & set(range(first, end))
+
+
+def test_a_run_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path):
+    shared_memory = set(os.listdir("/dev/shm"))
+    run = tmp_path / "run"
+    code, output = finish(start(run))
+    assert code == 0, output
+    assert json.loads((run / "seen.json").read_text()) == list(range(40))
+    nothing_is_left(run)
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    statuses = {name: record.status for name, record in DoneRecords(RunDirectory.open(run).latest()).read().items()}
+    assert {statuses[f"{group}.0"] for group in ("source", "doubler", "sink")} == {"done"}
+    assert statuses["idler.0"] == "done"
+    assert (run / "latest" / "logs" / "doubler.1.log").exists()
+    assert (run / "report.html").exists()
+    assert json.loads((run / "recipe.json").read_text())["name"] == "toy"
+
+
+def test_the_same_recipe_in_one_process(tmp_path: Path):
+    run = tmp_path / "run"
+    code, output = finish(start(run, "--in-process"))
+    assert code == 0, output
+    assert json.loads((run / "seen.json").read_text()) == list(range(40))
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("mode", ["processes", "in_process"])
+def test_a_role_that_fails_ends_the_run_with_its_code_and_words(tmp_path: Path, mode: str):
+    run = tmp_path / "run"
+    arguments = ["--in-process"] if mode == "in_process" else []
+    code, output = finish(start(run, "--set", "fail_at=20", "--set", "forever=true", *arguments))
+    assert code == 17, output
+    assert "number 20 is not to be doubled" in output
+    if mode == "processes":
+        assert "about to go wrong at 20" in output, "the last lines of its log"
+        assert "doubler." in output
+        nothing_is_left(run)
+
+
+def test_a_role_that_is_killed_ends_the_run(tmp_path: Path):
+    run = tmp_path / "run"
+    code, output = finish(start(run, "--set", "fail_at=20", "--set", "how=kill"))
+    assert code == 137, output
+    assert "was killed by signal 9" in output
+    nothing_is_left(run)
+
+
+@pytest.mark.parametrize("mode", ["processes", "in_process"])
+def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path, mode: str):
+    run = tmp_path / "run"
+    process = start(run, "--set", "forever=true", *(["--in-process"] if mode == "in_process" else []))
+    journal = run / "attempt_1" / "journal" / "source.0.jsonl"
+    wait_for("numbers to be put", lambda: True if journal.exists() and '"put"' in journal.read_text() else None, seconds=100)
+    process.send_signal(signal.SIGINT)
+    code, output = finish(process, 60)
+    assert code == 130, output
+    assert "--resume" in output
+    statuses = {record.status for record in DoneRecords(RunDirectory.open(run).latest()).read().values()}
+    assert "failed" not in statuses
+    if mode == "processes":
+        nothing_is_left(run)
+
+
+def test_roles_end_when_their_launcher_is_killed(tmp_path: Path):
+    run = tmp_path / "run"
+    process = start(run, "--set", "forever=true")
+    journal = run / "attempt_1" / "journal" / "source.0.jsonl"
+    wait_for("numbers to be put", lambda: True if journal.exists() and '"put"' in journal.read_text() else None, seconds=100)
+    process.kill()
+    process.wait()
+
+    def gone() -> bool | None:
+        left = [p for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
+        return True if not left else None
+
+    wait_for("the run's processes to end", gone, seconds=60)
+
+
+def test_several_slots_agree_and_share_the_work(tmp_path: Path):
+    """Two GPUs that only exist in what this nvidia-smi says; the roles use none of them."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    fake = tools / "nvidia-smi"
+    fake.write_text("#!/bin/sh\nprintf '0, 81920, 00000000:01:00.0, GPU-a\\n1, 81920, 00000000:02:00.0, GPU-b\\n'\n")
+    fake.chmod(0o755)
+    run = tmp_path / "run"
+    code, output = finish(start(run, "--set", "gpus=1", env={"PATH": f"{tools}:{os.environ['PATH']}"}))
+    assert code == 0, output
+    assert json.loads((run / "seen.json").read_text()) == list(range(40))
+    logs = [(run / "latest" / "logs" / f"ignitor.{slot}.log").read_text() for slot in (0, 1)]
+    plans = {line.split("plan ")[1].split(",")[0] for log in logs for line in log.splitlines() if "plan " in line}
+    assert len(plans) == 1
+    doublers = [p for p in json.loads((run / "latest" / "plan.json").read_text())["processes"] if p["group"] == "doubler"]
+    assert sorted(p["gpus"] for p in doublers) == [[0], [1]]
+    assert all("started doubler" in log for log in logs)

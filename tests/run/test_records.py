@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcrl.run.directory import RunDirectory
+from hpcrl.run.records import DoneRecord, DoneRecords, write_done
+
+
+def test_records_come_back_and_the_earliest_failure_is_the_one_named(tmp_path: Path):
+    attempt = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None).new_attempt()
+    records = DoneRecords(attempt)
+    assert records.read() == {}
+    assert records.first_failure() is None
+    late = DoneRecord(process="b.1", status="failed", code=2, error="follows", t=20.0)
+    early = DoneRecord(process="a.0", status="failed", code=9, error="cause", t=10.0)
+    for record in (late, early, DoneRecord(process="c.0", status="done")):
+        write_done(attempt, record)
+    assert records.read()["b.1"] == late
+    assert records.first_failure() == early

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpcrl.run.directory import Attempt, RunDirectory
+from hpcrl.run.records import DoneRecord, DoneRecords, write_done
+from hpcrl.run.stop import StopFlag, wait_for
+from hpcrl.supervise.children import Child, tail
+from hpcrl.supervise.watch import watch
+
+# A real process that says it is up, then does what its argument asks for.
+PLAYER = """
+import json, os, signal, sys, time
+what, folder, name = json.loads(sys.argv[1])
+asked = []
+signal.signal(signal.SIGTERM, (lambda *_: None) if what == "deaf" else (lambda *_: asked.append(1)))
+def record(status, code=0):
+    path = os.path.join(folder, "done", name + ".json")
+    with open(path + ".new", "w") as file:
+        json.dump({"process": name, "status": status, "code": code, "error": "", "host": "h", "t": time.time()}, file)
+    os.rename(path + ".new", path)
+print("up", flush=True)
+open(os.path.join(folder, name + ".up"), "w").close()
+if what == "work":
+    record("done")
+elif what == "fail":
+    print("the reason", flush=True)
+    record("failed", 7)
+    sys.exit(7)
+elif what == "crash":
+    print("about to crash", flush=True)
+    sys.exit(3)
+else:
+    while not asked:
+        time.sleep(0.01)
+    record("stopped")
+"""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    (tmp_path / "player.py").write_text(PLAYER)
+    return RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None).new_attempt()
+
+
+def start(attempt: Attempt, name: str, what: str, *, service: bool = False) -> Child:
+    import json
+
+    env = {**os.environ, "PYTHONPATH": str(attempt.run.path.parent)}
+    argument = json.dumps([what, str(attempt.path), name])
+    child = Child.start(name, "player", argument, env=env, log=attempt.log(name), service=service)
+    wait_for(f"{name} to be up", lambda: True if (attempt.path / f"{name}.up").exists() else None, seconds=20)
+    return child
+
+
+def test_services_are_stopped_once_all_workers_are_done(attempt: Attempt):
+    children = [start(attempt, "a.0", "work"), start(attempt, "b.0", "work"), start(attempt, "s.0", "wait", service=True)]
+    assert watch(children, frozenset({"a.0", "b.0"}), attempt, stop=StopFlag(), drain_s=10) is None
+    assert not any(psutil.pid_exists(child.popen.pid) for child in children)
+    assert DoneRecords(attempt).read()["s.0"].status == "stopped"
+
+
+def test_a_failure_asks_the_other_workers_to_stop_and_is_returned(attempt: Attempt):
+    children = [start(attempt, "a.0", "wait"), start(attempt, "b.0", "fail")]
+    failure = watch(children, frozenset({"a.0", "b.0"}), attempt, stop=StopFlag(), drain_s=10)
+    assert failure is not None
+    assert (failure.process, failure.code) == ("b.0", 7)
+    assert DoneRecords(attempt).read()["a.0"].status == "stopped"
+
+
+def test_a_failure_on_another_slot_ends_this_one(attempt: Attempt):
+    child = start(attempt, "a.0", "wait")
+    write_done(attempt, DoneRecord(process="far.0", status="failed", code=5, error="e"))
+    failure = watch([child], frozenset({"a.0", "far.0"}), attempt, stop=StopFlag(), drain_s=10)
+    assert failure is not None
+    assert failure.code == 5
+    assert DoneRecords(attempt).read()["a.0"].status == "stopped"
+
+
+@pytest.mark.parametrize(("ending", "code"), [("crash", 3), ("kill", 137)])
+def test_a_process_that_leaves_no_record_gets_one_with_its_last_lines(attempt: Attempt, ending: str, code: int):
+    child = start(attempt, "a.0", "crash" if ending == "crash" else "wait")
+    if ending == "kill":
+        os.kill(child.popen.pid, signal.SIGKILL)
+    failure = watch([child], frozenset({"a.0"}), attempt, stop=StopFlag(), drain_s=10)
+    assert failure is not None
+    assert failure.code == code
+    assert str(attempt.log("a.0")) in failure.error
+    assert "up" in failure.error
+
+
+def test_draining_has_a_deadline(attempt: Attempt):
+    children = [start(attempt, "a.0", "deaf"), start(attempt, "b.0", "wait")]
+    stop = StopFlag()
+    stop.set()
+    started = time.monotonic()
+    failure = watch(children, frozenset({"a.0", "b.0"}), attempt, stop=stop, drain_s=1.0)
+    assert time.monotonic() - started < 8
+    assert failure is not None
+    assert failure.process == "a.0"
+    assert DoneRecords(attempt).read()["b.0"].status == "stopped"
+    assert not any(psutil.pid_exists(child.popen.pid) for child in children)
+
+
+def test_a_request_to_drain_is_heard_while_watching(attempt: Attempt):
+    child = start(attempt, "a.0", "wait")
+    stop = StopFlag()
+    threading.Timer(0.2, stop.set).start()
+    assert watch([child], frozenset({"a.0"}), attempt, stop=stop, drain_s=10) is None
+
+
+def test_tail_gives_the_last_lines_and_says_why_it_cannot(tmp_path: Path):
+    log = tmp_path / "log"
+    log.write_text("\n".join(str(n) for n in range(100_000)))
+    assert tail(log, 2) == "99998\n99999"
+    assert "No such file" in tail(tmp_path / "none")
