@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# All checks: lint, format, types, tests. usage: bash tools/test.sh [--fast] [pytest arguments]
+#   --fast   leave out the tests marked slow (real models in real processes)
+set -euo pipefail
+# shellcheck source=tools/install.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install.sh" quickstart,dev
+marks=()
+if [ "${1:-}" = --fast ]; then
+  marks=(-m "not slow")
+  shift
+fi
+ruff check .
+ruff format --check .
+mypy
+python -m pytest "${marks[@]}" "$@"
