@@ -1,0 +1,1 @@
+"""Pure: from a recipe and an allocation to what runs where, with every problem found before anything starts."""

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrl.config.load import helper_files, load_recipe_module, parameters
+from hpcrl.run.errors import CheckFailed
+
+HEAD = "from __future__ import annotations\nfrom hpcrl.recipe import Recipe, Schedule\n"
+BODY = (
+    "    return Recipe(name='x', groups={}, streams=(), schedule=Schedule(steps=1, prompts_per_step=1, samples_per_prompt=1))\n"
+)
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_module_has_one_name_wherever_the_file_lies(tmp_path):
+    module = load_recipe_module(write(tmp_path, HEAD + "class Mine: pass\ndef recipe(lr: float = 1e-6) -> Recipe:\n" + BODY))
+    assert sys.modules["hpcrl_recipe"] is module
+    assert module.Mine.__module__ == "hpcrl_recipe"
+    assert parameters(module) == {"lr": float}
+
+
+def test_helpers_beside_the_file_are_imported_and_listed_and_not_mixed_up(tmp_path):
+    for folder, value in (("one", 1), ("two", 2)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, f"value = {value}\n", "my_helper.py")
+        path = write(tmp_path / folder, HEAD + "import my_helper\ndef recipe() -> Recipe:\n" + BODY)
+        module = load_recipe_module(path)
+        assert module.my_helper.value == value
+        assert helper_files(module) == (tmp_path / folder / "my_helper.py",)
+
+
+def test_a_recipe_without_helpers_lists_none(tmp_path):
+    assert helper_files(load_recipe_module(write(tmp_path, HEAD + "def recipe() -> Recipe:\n" + BODY))) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\n", "defines no function `recipe`"),
+        ("def recipe(:\n", "mine.py:1: SyntaxError"),
+        ("import a_module_that_is_not_there\n", "mine.py:1: ModuleNotFoundError"),
+        ("\n\nx = 1 / 0\n", "mine.py:3: ZeroDivisionError"),
+        ("def recipe(lr=1): ...\n", "parameter 'lr' of recipe() has no type annotation"),
+        ("def recipe(lr: dict[str, int]): ...\n", "has type dict[str, int], which --set cannot give"),
+        ("def recipe(*names: str): ...\n", "must be an ordinary named parameter"),
+        ("from __future__ import annotations\ndef recipe(x: Nowhere): ...\n", "cannot be resolved: name 'Nowhere'"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(tmp_path, text, says):
+    with pytest.raises(CheckFailed) as error:
+        load_recipe_module(write(tmp_path, text))
+    assert says in str(error.value)
+    assert "mine.py" in str(error.value)
+
+
+def test_every_bad_parameter_is_named_at_once(tmp_path):
+    with pytest.raises(CheckFailed) as error:
+        load_recipe_module(write(tmp_path, "def recipe(a, b: bytes, c: int = 1): ...\n"))
+    assert len(error.value.problems) == 2
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CheckFailed, match=r"nowhere\.py does not exist"):
+        load_recipe_module(tmp_path / "nowhere.py")
