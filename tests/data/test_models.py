@@ -109,7 +109,7 @@ def test_the_bundled_model_is_converted_once_and_whole(monkeypatch, tmp_path, ti
         shutil.copytree(tiny_model, target, dirs_exist_ok=True)
 
     monkeypatch.setenv("HPCRL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(smollm2, "_convert", convert)
+    monkeypatch.setattr(smollm2, "_convert_apart", convert)
     monkeypatch.setattr(smollm2, "_package_folder", lambda: tiny_model)
     threads = [threading.Thread(target=resolve_model, args=(models.BUNDLED,)) for _ in range(4)]
     for thread in threads:
@@ -126,7 +126,7 @@ def test_a_conversion_that_fails_leaves_nothing(monkeypatch, tmp_path, tiny_mode
         (target / "half").touch()
         raise OSError("disk full")
 
-    monkeypatch.setattr(smollm2, "_convert", convert)
+    monkeypatch.setattr(smollm2, "_convert_apart", convert)
     monkeypatch.setattr(smollm2, "_package_folder", lambda: tiny_model)
     with pytest.raises(CheckFailed, match="disk full"):
         smollm2.converted(tmp_path)
