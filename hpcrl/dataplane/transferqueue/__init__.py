@@ -1,0 +1,1 @@
+"""The data plane over TransferQueue, run as plain processes without Ray."""
