@@ -48,6 +48,7 @@ def command(
 
 def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Recipe, RunDirectory, Plan]:
     from hpcrl.config.codec import recipe_to_json
+    from hpcrl.config.load import MODULE, sources
     from hpcrl.config.override import build_recipe
     from hpcrl.launch.preflight import preflight
     from hpcrl.plan.local import local_allocation
@@ -57,7 +58,10 @@ def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Re
     click.echo(f"checking recipe {recipe.name} …", err=True)
     target = run_dir or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = preflight(recipe, local_allocation(), target)
-    return recipe, RunDirectory.create(target, name=recipe.name, recipe_json=recipe_to_json(recipe), source=path), plan
+    run = RunDirectory.create(
+        target, name=recipe.name, recipe_json=recipe_to_json(recipe), sources=sources(sys.modules[MODULE])
+    )
+    return recipe, run, plan
 
 
 def _reopen(path: Path) -> tuple[Recipe, RunDirectory, Plan]:

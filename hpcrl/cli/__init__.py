@@ -1,0 +1,1 @@
+"""The command line: thin, and lazy, so that asking for help loads nothing heavy."""

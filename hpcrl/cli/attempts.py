@@ -1,0 +1,25 @@
+"""Finding the attempt of a run that a command is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcrl.run.directory import Attempt, RunDirectory
+from hpcrl.run.errors import CheckFailed
+
+
+def find_attempt(path: Path, number: int | None) -> Attempt:
+    """An attempt of the run in a directory, the newest without a number.
+
+    Raises:
+        CheckFailed: the path is no run directory, or the run has no such attempt.
+    """
+    run = RunDirectory.open(path)
+    if number is None:
+        return run.latest()
+    attempts = run.attempts()
+    for attempt in attempts:
+        if attempt.number == number:
+            return attempt
+    have = ", ".join(str(attempt.number) for attempt in attempts) or "none"
+    raise CheckFailed([f"run {run.path} has no attempt {number}; it has: {have}"])

@@ -1,0 +1,1 @@
+"""What ``hpcrl doctor`` checks: one finding a line, each with what to do where something is wrong."""

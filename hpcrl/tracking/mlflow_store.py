@@ -1,0 +1,103 @@
+"""Opening MLflow: the database made once under a lock, the experiment, and this run's run in it."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcrl.run.atomic import write_bytes
+from hpcrl.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LOCK_WAIT_S = 60.0
+
+
+def default_uri(run: RunDirectory) -> str:
+    """The run's own database, ``RUN/mlflow.db``."""
+    return f"sqlite:///{run.path / 'mlflow.db'}"
+
+
+def open_store(run: RunDirectory, uri: str, experiment: str, held: str | None) -> tuple[MlflowClient, str]:
+    """A client of the tracking store, and the id of this run in it, made if it is not there.
+
+    Processes that create an SQLite database at the same time crash each other, so all of this happens under a file lock
+    beside the database (in the run directory for a server).
+
+    Args:
+        experiment: name of the experiment that a new run goes into.
+        held: id of the run in MLflow from an earlier attempt, if known.
+
+    Raises:
+        MlflowException, SQLAlchemyError, OSError: the store cannot be opened; an :class:`OSError` includes the lock not
+            being free within a minute.
+    """
+    from filelock import FileLock
+    from mlflow import MlflowClient
+
+    database = database_file(uri)
+    folder = database.parent if database else run.path
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{database.name if database else 'mlflow'}.lock", timeout=LOCK_WAIT_S):
+        if database is not None and not database.exists():
+            _make(database)
+        client = MlflowClient(tracking_uri=uri)
+        experiment_id = _experiment(client, experiment, (folder / "mlflow-artifacts").as_uri() if database else None)
+        return client, _run(client, run, experiment_id, experiment, held)
+
+
+def database_file(uri: str) -> Path | None:
+    """The file of an SQLite tracking URI; None for a server or another database."""
+    scheme, _, rest = uri.partition(":///")
+    if scheme.partition("+")[0] != "sqlite" or not rest:
+        return None
+    return Path(rest.partition("?")[0]).absolute()
+
+
+def _make(database: Path) -> None:
+    """Make an empty database on the local disk and put it in place whole.
+
+    MLflow makes one in dozens of transactions, each of them durable: seconds on a disk, far more on a parallel file system.
+    """
+    from mlflow import MlflowClient
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def hurry(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hpcrl-mlflow-") as folder:
+            new = Path(folder) / "new.db"
+            MlflowClient(tracking_uri=f"sqlite:///{new}").search_experiments(max_results=1)
+            write_bytes(database, new.read_bytes())
+    finally:
+        event.remove(Engine, "connect", hurry)
+
+
+def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    held = client.get_experiment_by_name(name)
+    if held is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=artifacts))
+        except MlflowException:
+            # On a server another run's feed may have made it in between.
+            held = client.get_experiment_by_name(name)
+            if held is None:
+                raise
+    return str(held.experiment_id)
+
+
+def _run(client: MlflowClient, run: RunDirectory, experiment_id: str, name: str, held: str | None) -> str:
+    found = client.search_runs([experiment_id], f"tags.run_id = '{run.run_id}'", max_results=10)
+    ids = [str(item.info.run_id) for item in found]
+    if ids:
+        return held if held in ids else ids[0]
+    tags = {"run_id": run.run_id, "host": socket.gethostname(), "mlflow.note.content": f"Run directory: `{run.path}`"}
+    return str(client.create_run(experiment_id, tags=tags, run_name=f"{name} {run.run_id}").info.run_id)
