@@ -1,0 +1,1 @@
+"""Models: what trains and what generates. Engines know nothing of queues or Slurm."""

@@ -1,0 +1,313 @@
+"""The embedded engine: a thread that decodes, and the calls that steer it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from hpcrl.engines.embedded.errors import RequestError, WeightUpdateError
+from hpcrl.engines.embedded.figures import Figures
+from hpcrl.engines.embedded.intake import Intake
+from hpcrl.engines.embedded.model import LoadedModel
+from hpcrl.engines.embedded.schedule import Schedule
+from hpcrl.engines.embedded.sequence import Group, Sequence
+from hpcrl.engines.embedded.settings import EngineSettings
+from hpcrl.engines.embedded.weights import hash_weights, load_in_place
+
+T = TypeVar("T")
+PauseMode = Literal["abort", "retract", "in_place"]
+_ABORTED = "Aborted by AbortReq."
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """Which weights are loaded.
+
+    Attributes:
+        path: the folder that they came from.
+        hash: hash of the tensors in memory.
+        held: samples that a pause held while they were replaced.
+    """
+
+    version: str
+    path: Path
+    hash: str
+    held: int = 0
+
+
+@dataclass
+class _Update:
+    path: Path
+    version: str | None
+    expect_hash: str | None
+    future: Future[WeightReport] = field(default_factory=Future)
+
+
+class EmbeddedEngine:
+    """Generates with one model on one device.
+
+    Every call is safe from any thread. Calls that steer (pause, update, abort) take effect between two chunks.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Load the model and start the thread.
+
+        Raises:
+            CheckFailed: the model folder does not do.
+        """
+        self.settings = settings
+        self.model = LoadedModel(settings)
+        self.figures = Figures()
+        self._intake = Intake(self.model.max_context, self.model.vocab_size, settings.seed)
+        self._weights = WeightReport(
+            settings.weight_version, settings.model_path, hash_weights(self.model.module, settings.model_path)
+        )
+        self._schedule = Schedule(self.model, settings, self.figures)
+        self._broken: str | None = None
+        self._paused: PauseMode | None = None
+        self._update: _Update | None = None
+        self._stopping = False
+        self._calls: list[Callable[[], object]] = []
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._loop, name="embedded-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def weights(self) -> WeightReport:
+        """Which weights are loaded."""
+        return self._weights
+
+    @property
+    def broken(self) -> str | None:
+        """Why the engine must not generate until a whole set of weights is loaded; None if it is well."""
+        if not self._thread.is_alive():
+            return "the engine's thread has ended"
+        return self._broken
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Positions that the cache could hold at most."""
+        return self.settings.max_running_rows * self.model.max_context
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """The mode of the pause that holds now."""
+        return self._paused
+
+    def submit(
+        self,
+        prompts: list[list[int]],
+        sampling: list[Mapping[str, Any]],
+        *,
+        rids: list[str] | None = None,
+        return_logprob: bool = False,
+        logprob_start_len: int = -1,
+    ) -> Future[list[Sequence]]:
+        """Ask for completions: for each prompt as many as its parameters' ``n``, the samples of a prompt side by side.
+
+        Args:
+            sampling: SGLang's sampling parameters, one entry a prompt.
+            rids: names for :meth:`abort`; one a sample.
+
+        Raises:
+            RequestError: the request cannot be served; nothing of it was started.
+        """
+        if (why := self.broken) is not None:
+            raise RequestError(f"the engine is unhealthy: {why}", status=503)
+        sequences, seeded = self._intake.sequences(prompts, sampling, rids, return_logprob, logprob_start_len)
+        group = Group(sequences, Future(), seeded)
+        # From here on only the engine's thread resolves it: a client that goes away must not cancel it under its hands.
+        group.future.set_running_or_notify_cancel()
+        self._post(lambda: self._admit(group))
+        return group.future
+
+    def abort(self, rid: str = "", *, abort_all: bool = False) -> int:
+        """End requests as they stand; they are answered with what they have. Returns how many samples were ended.
+
+        Args:
+            rid: the request's name; ends every sample whose name starts with it, as SGLang does.
+        """
+        if not rid and not abort_all:
+            return 0
+        return self._ask(lambda: self._abort_now(rid, abort_all))
+
+    def abort_soon(self, rid: str) -> None:
+        """As :meth:`abort`, without waiting for it; nothing happens once the engine is stopped."""
+        with contextlib.suppress(RequestError):
+            self._post(lambda: self._abort_now(rid, False))
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop decoding after the chunk at hand; requests that come in meanwhile wait.
+
+        Args:
+            mode: ``abort`` answers every request with what it has; ``retract`` sends samples back to the line, to be computed
+                again with their tokens kept; ``in_place`` freezes them with their cache.
+        """
+
+        def apply() -> None:
+            if mode == "abort":
+                self._schedule.abort(lambda _: True, _ABORTED)
+            elif mode == "retract":
+                self._schedule.retract()
+            self._paused = mode
+
+        self._ask(apply)
+
+    def continue_(self) -> None:
+        """Decode on."""
+
+        def apply() -> None:
+            self._paused = None
+
+        self._ask(apply)
+
+    def update_weights(
+        self,
+        path: Path,
+        version: str | None = None,
+        *,
+        expect_hash: str | None = None,
+        abort_all: bool = False,
+        flush_cache: bool = False,
+        wait_s: float | None = None,
+    ) -> WeightReport:
+        """Load a version from a folder of safetensors into the running model.
+
+        While the engine is paused this happens at once; else requests that run are finished first and new ones wait.
+
+        Args:
+            version: name of the version; None keeps the present name.
+            expect_hash: hash that the loaded weights must have.
+            abort_all: end every request first.
+            flush_cache: the caches of the old weights must not be used on: refused while samples are frozen in place.
+
+        Raises:
+            WeightUpdateError: see :func:`load_in_place`; a touched engine is unhealthy until a whole version is loaded.
+            TimeoutError: requests ran longer than ``wait_s`` seconds.
+        """
+        update = _Update(path, version, expect_hash)
+
+        def apply() -> None:
+            if abort_all:
+                self._schedule.abort(lambda _: True, _ABORTED)
+            if self._update is not None:
+                update.future.set_exception(WeightUpdateError("another update is waiting; nothing was changed", touched=False))
+            elif flush_cache and self._paused is not None and self._schedule.running:
+                update.future.set_exception(
+                    WeightUpdateError(
+                        "Cache flush failed: samples are frozen in place with their cache. Use flush_cache=false, or pause "
+                        "with mode retract; nothing was changed",
+                        touched=False,
+                    )
+                )
+            else:
+                self._update = update
+
+        self._post(apply)
+        return update.future.result(wait_s)
+
+    def flush_cache(self) -> bool:
+        """Whether no cache is held (nothing runs); caches live only as long as their requests."""
+        return self._ask(lambda: not self._schedule.running and not self._schedule.waiting)
+
+    def stop(self) -> None:
+        """Abort everything and end the thread. Safe to call twice."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        self._post(answer)
+        return future.result()
+
+    def _post(self, call: Callable[[], object]) -> None:
+        with self._wake:
+            if self._stopping or not self._thread.is_alive():
+                raise RequestError("the engine is stopped", status=503)
+            self._calls.append(call)
+            self._wake.notify()
+
+    def _abort_now(self, rid: str, abort_all: bool) -> int:
+        return self._schedule.abort(lambda s: abort_all or s.rid.startswith(rid), _ABORTED)
+
+    def _admit(self, group: Group) -> None:
+        if self._broken is not None:
+            group.future.set_exception(RequestError(f"the engine is unhealthy: {self._broken}", status=503))
+        else:
+            self._schedule.add(group)
+
+    def _loop(self) -> None:
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        why = "the engine was stopped"
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            why = f"the engine's thread failed: {error}"
+            raise
+        finally:
+            self._end(why)
+
+    def _turn(self) -> None:
+        with self._wake:
+            while not (self._calls or self._stopping or self._can_update() or self._can_decode()):
+                self._wake.wait()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        if self._can_update():
+            self._apply_update()
+        elif self._can_decode():
+            self._schedule.step(self._weights.version, admit=self._update is None)
+        self._schedule.count(paused=self._paused is not None)
+
+    def _can_update(self) -> bool:
+        return self._update is not None and (self._paused is not None or not self._schedule.running)
+
+    def _can_decode(self) -> bool:
+        return self._paused is None and bool(self._schedule.running or (self._schedule.waiting and self._update is None))
+
+    def _apply_update(self) -> None:
+        update, self._update = self._update, None
+        assert update is not None
+        try:
+            digest = load_in_place(self.model.module, update.path, update.expect_hash)
+        except WeightUpdateError as error:
+            if error.touched:
+                self._broken = str(error)
+                self._schedule.abort(lambda _: True, "the engine's weights are broken")
+            update.future.set_exception(error)
+            return
+        self._broken = None
+        version = self._weights.version if update.version is None else update.version
+        self._weights = WeightReport(version, update.path, digest, self._schedule.size if self._paused is not None else 0)
+        self.figures.updates += 1
+        update.future.set_result(self._weights)
+
+    def _end(self, why: str) -> None:
+        with self._wake:
+            self._stopping = True
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        self._schedule.abort(lambda _: True, why)
+        if self._update is not None:
+            self._update.future.set_exception(WeightUpdateError(f"{why}; nothing was changed", touched=False))

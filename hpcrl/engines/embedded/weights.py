@@ -1,0 +1,151 @@
+"""New weights into the tensors of a running model: checked first, then copied in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hpcrl.checkpoint.hashing import hash_tensors
+from hpcrl.engines.embedded.errors import WeightUpdateError
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies, and what its header says of it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype | str
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor itself."""
+        with safe_open(self.file, framework="pt") as reader:
+            tensor: torch.Tensor = reader.get_tensor(name)
+        return tensor
+
+
+def named_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's own tensors by name; one that is tied to another appears once, under its first name."""
+    seen: set[int] = set()
+    weights = {}
+    for name, tensor in module.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            weights[name] = tensor
+    return weights
+
+
+def hash_weights(module: torch.nn.Module, folder: Path) -> str:
+    """Hash of what is loaded, comparable with the hash that ``folder`` was published under.
+
+    Tensors that the engine holds in a wider type than the folder are hashed in the folder's.
+    """
+    stored = stored_tensors(folder)
+    weights = named_weights(module)
+    return hash_tensors({name: _as_stored(tensor, stored.get(name)) for name, tensor in weights.items()})
+
+
+def load_in_place(module: torch.nn.Module, folder: Path, expect_hash: str | None = None) -> str:
+    """Replace every weight of the model by those of a folder of safetensors, without a second model in memory.
+
+    Names, shapes and dtypes are compared before the first byte is written. A narrower type than the engine's is taken, as
+    nothing is lost; a wider one is not.
+
+    Returns:
+        Hash of what is now loaded.
+
+    Raises:
+        WeightUpdateError: ``touched`` is False if nothing was changed, True if the weights are now a mixture or not those
+            that were expected.
+    """
+    weights = named_weights(module)
+    stored = stored_tensors(folder)
+    problems = _misfits(weights, stored, set(module.state_dict()) - set(weights))
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise WeightUpdateError(
+            f"the weights in {folder} do not fit the loaded model: {shown}; nothing was changed", touched=False
+        )
+    try:
+        with torch.no_grad():
+            for file in sorted({part.file for part in stored.values()}):
+                with safe_open(file, framework="pt") as reader:
+                    for name in (name for name, part in stored.items() if part.file == file and name in weights):
+                        weights[name].copy_(reader.get_tensor(name))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise WeightUpdateError(
+            f"reading {folder} failed half way ({error}); the loaded weights are a mixture, load a whole version", touched=True
+        ) from error
+    digest = hash_tensors({name: _as_stored(tensor, stored[name]) for name, tensor in weights.items()})
+    if expect_hash is not None and digest != expect_hash:
+        raise WeightUpdateError(
+            f"weights loaded from {folder} hash to {digest}, expected {expect_hash}: they are not those that were published; "
+            "load a whole version",
+            touched=True,
+        )
+    return digest
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """What the headers of a folder's safetensors say, by name.
+
+    Raises:
+        WeightUpdateError: there are none, or a header cannot be read.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name in reader.keys():  # noqa: SIM118 - safe_open is no mapping
+                    part = reader.get_slice(name)
+                    dtype = part.get_dtype()
+                    found[name] = StoredTensor(file, tuple(part.get_shape()), _DTYPES.get(dtype, dtype))
+        except (OSError, SafetensorError) as error:
+            raise WeightUpdateError(f"{file} cannot be read: {error}; nothing was changed", touched=False) from error
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            names: set[str] = set(json.loads(index.read_text())["weight_map"].values())
+            return sorted(folder / name for name in names)
+    except (OSError, ValueError, KeyError) as error:
+        raise WeightUpdateError(f"{index} is not a safetensors index: {error}; nothing was changed", touched=False) from error
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightUpdateError(f"{folder} holds no *.safetensors; nothing was changed", touched=False)
+    return files
+
+
+def _misfits(weights: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor], tied: set[str]) -> list[str]:
+    problems = [f"{name} is missing" for name in weights if name not in stored]
+    problems += [f"{name} is not in the model" for name in stored if name not in weights and name not in tied]
+    for name, tensor in weights.items():
+        part = stored.get(name)
+        if part is not None and (part.shape != tuple(tensor.shape) or not _fits(part.dtype, tensor.dtype)):
+            problems.append(f"{name} is {part.shape} {part.dtype}, the model has {tuple(tensor.shape)} {tensor.dtype}")
+    if not problems and "lm_head.weight" in tied & stored.keys():
+        embedding = next((name for name in weights if name.endswith("embed_tokens.weight")), None)
+        head = stored["lm_head.weight"].read("lm_head.weight")
+        if embedding is not None and not torch.equal(head, stored[embedding].read(embedding)):
+            problems.append(f"lm_head.weight differs from {embedding}, to which the model ties it")
+    return problems
+
+
+def _fits(stored: torch.dtype | str, loaded: torch.dtype) -> bool:
+    return stored == loaded or (stored in (torch.bfloat16, torch.float16) and loaded == torch.float32)
+
+
+def _as_stored(tensor: torch.Tensor, part: StoredTensor | None) -> torch.Tensor:
+    if part is None or not isinstance(part.dtype, torch.dtype) or not _fits(part.dtype, tensor.dtype):
+        return tensor
+    return tensor.to(part.dtype)
