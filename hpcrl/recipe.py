@@ -41,7 +41,8 @@ class Stream:
     Attributes:
         block_rows: the most rows that one ``put`` may hold. A block is written, filled, read and cleared as a whole, so
             every reader must ask for at least this many rows.
-        capacity_rows: live rows that the stream may hold before its producers wait.
+        capacity_rows: live rows that the stream may hold before its producers wait; the processes that create its rows
+            share them equally.
     """
 
     name: str

@@ -58,10 +58,11 @@ def load_recipe_module(path: Path) -> ModuleType:
     return module
 
 
-def helper_files(module: ModuleType) -> tuple[Path, ...]:
-    """Files in the recipe's folder that it imported, to be copied beside ``RUN/recipe.py``; absolute and sorted."""
+def sources(module: ModuleType) -> dict[str, Path]:
+    """What a run keeps a copy of, by path in the run directory: the recipe as ``recipe.py``, and what it imported beside it."""
+    path = Path(str(module.__file__))
     helpers: dict[str, Path] = getattr(module, _HELPERS)
-    return tuple(sorted(set(helpers.values())))
+    return {"recipe.py": path, **{str(file.relative_to(path.parent)): file for file in sorted(set(helpers.values()))}}
 
 
 def recipe_function(module: ModuleType) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -45,9 +46,12 @@ class Session:
         progress = Progress(self._recipe, attempt)
         with self._interrupts_counted(), self._feed(attempt):
             code = self._run_in_process(attempt, progress) if self._in_process else self._run_processes(attempt, progress)
-        failure = DoneRecords(attempt).first_failure()
-        progress.close(_summary(failure, attempt, code))
-        write_report(self._run)
+            progress.close(_summary(DoneRecords(attempt).first_failure(), attempt, code))
+            try:
+                write_report(self._run)
+            except OSError as error:
+                # The run has ended as it has; a full disk must not hide how.
+                print(f"the report could not be written: {error}", file=sys.stderr)
         return code
 
     def _run_processes(self, attempt: Attempt, progress: Progress) -> int:
@@ -99,7 +103,7 @@ class Session:
     @contextmanager
     def _feed(self, attempt: Attempt) -> Iterator[None]:
         """The tracker runs beside the attempt, in a process of its own: its failures are never the run's."""
-        arguments = [sys.executable, "-m", "hpcrl.tracking.feed", str(self._run.path)]
+        arguments = [sys.executable, "-m", "hpcrl.tracking.feed", str(self._run.path), "--parent", str(os.getpid())]
         if self._tracking_uri:
             arguments += ["--tracking-uri", self._tracking_uri]
         with open(attempt.log("tracker"), "ab") as output:

@@ -114,7 +114,26 @@ def _stream_problems(stream: Stream, claims: Claims) -> list[str]:
         for group, claim in reads
         if claim.max_rows < stream.block_rows
     ]
+    produced = {column for _, claim in writes for column in claim.columns}
+    # A column that nobody produces is reported by itself, and leaves gaps here.
+    if len(finals) == 1 and produced.issuperset(column for _, claim in reads for column in claim.columns):
+        awaited = _awaited(finals[0], reads, writes)
+        problems += [
+            f"group {group} reads stream {stream.name} but nothing that {finals[0]} waits for, so {finals[0]} may clear rows "
+            f"before {group} has read them; have {group} fill a column that {finals[0]} reads"
+            for group in sorted(readers - awaited)
+        ]
     return problems
+
+
+def _awaited(final: str, reads: list[tuple[str, Reads]], writes: list[tuple[str, Writes]]) -> set[str]:
+    """The final reader and every group whose columns it waits for, directly or through another."""
+    awaited, fresh = set(), {final}
+    while fresh:
+        awaited |= fresh
+        columns = {column for group, claim in reads if group in fresh for column in claim.columns}
+        fresh = {group for group, claim in writes if columns & set(claim.columns)} - awaited
+    return awaited
 
 
 def _column_problems(stream: Stream, claims: Claims) -> list[str]:

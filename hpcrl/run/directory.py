@@ -4,7 +4,7 @@
 
     RUN/run.json            id and name of the run
     RUN/recipe.json         the resolved recipe
-    RUN/recipe.py           the module it was built from
+    RUN/recipe.py           the module it was built from, and beside it the modules that it imported from its folder
     RUN/key                 the run's secret, mode 0600
     RUN/attempt_1/          one life of the run between requeues; RUN/latest points at the newest
       plan.json             what was placed where
@@ -24,6 +24,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,11 @@ class RunDirectory:
     run_id: str
 
     @classmethod
-    def create(cls, path: Path, *, name: str, recipe_json: str, source: Path | None) -> RunDirectory:
+    def create(cls, path: Path, *, name: str, recipe_json: str, sources: Mapping[str, Path] | None = None) -> RunDirectory:
         """Make the directory of a new run.
+
+        Args:
+            sources: files to keep a copy of, by their path in the run directory.
 
         Raises:
             CheckFailed: the path holds another run or other files, or cannot be written.
@@ -62,8 +66,9 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             write_text(path / "key", secrets.token_hex(24), mode=0o600)
             write_text(path / "recipe.json", recipe_json)
-            if source is not None:
-                shutil.copyfile(source, path / "recipe.py")
+            for target, source in (sources or {}).items():
+                (path / target).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, path / target)
             for folder in ("weights", "state"):
                 (path / folder).mkdir()
             write_json(path / "run.json", {"run_id": run_id, "name": name, "created": time.time()})

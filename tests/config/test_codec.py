@@ -143,7 +143,7 @@ def test_a_run_brings_the_classes_of_its_recipe_file(tmp_path):
         "        schedule=Schedule(steps=1, prompts_per_step=1, samples_per_prompt=1))\n"
     )
     text = recipe_to_json(build_recipe(source))
-    run = RunDirectory.create(tmp_path / "run", name="x", recipe_json=text, source=source)
+    run = RunDirectory.create(tmp_path / "run", name="x", recipe_json=text, sources={"recipe.py": source})
     source.unlink()
     recipe = recipe_from_run(run)
     role = recipe.groups["a"].role

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrl.config.load import helper_files, load_recipe_module, parameters
+from hpcrl.config.load import load_recipe_module, parameters, sources
 from hpcrl.run.errors import CheckFailed
 
 HEAD = "from __future__ import annotations\nfrom hpcrl.recipe import Recipe, Schedule\n"
@@ -34,11 +34,15 @@ def test_helpers_beside_the_file_are_imported_and_listed_and_not_mixed_up(tmp_pa
         path = write(tmp_path / folder, HEAD + "import my_helper\ndef recipe() -> Recipe:\n" + BODY)
         module = load_recipe_module(path)
         assert module.my_helper.value == value
-        assert helper_files(module) == (tmp_path / folder / "my_helper.py",)
+        assert sources(module) == {
+            "recipe.py": path,
+            "my_helper.py": tmp_path / folder / "my_helper.py",
+        }
 
 
 def test_a_recipe_without_helpers_lists_none(tmp_path):
-    assert helper_files(load_recipe_module(write(tmp_path, HEAD + "def recipe() -> Recipe:\n" + BODY))) == ()
+    path = write(tmp_path, HEAD + "def recipe() -> Recipe:\n" + BODY)
+    assert sources(load_recipe_module(path)) == {"recipe.py": path}
 
 
 @pytest.mark.parametrize(

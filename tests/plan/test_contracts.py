@@ -119,6 +119,10 @@ BAD = {
         with_groups(other=group(r=(FINAL,))),
         ["stream samples: groups other and trainer are all its final reader; exactly one may be"],
     ),
+    "reads what may be gone": (
+        with_groups(logger=group(r=(READ,))),
+        ["so trainer may clear rows before logger has read them; have logger fill a column that trainer reads"],
+    ),
     "fills unread": (
         with_groups(reward=group(w=(REWARD,))),
         ["group reward fills columns of stream samples without reading it"],

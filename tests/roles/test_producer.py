@@ -110,7 +110,7 @@ class Bench:
             schedule=Schedule(steps=steps, prompts_per_step=4, samples_per_prompt=SAMPLES_PER_PROMPT, window=window),
             limits=Limits(wait_s=wait_s, version_lag=lag),
         )
-        run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None)
+        run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}")
         self.attempt = run.new_attempt()
         self.sink = self._plane("sink", 0)
         self.services = [self._plane("inference", i) for i in range(engines)]

@@ -61,7 +61,7 @@ class Bench:
             schedule=Schedule(steps=4, prompts_per_step=prompts_per_step, samples_per_prompt=PER_PROMPT),
             limits=Limits(wait_s=30),
         )
-        run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None)
+        run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}")
         self.attempt = run.new_attempt()
         self.source, self.sink = self._plane("source"), self._plane("sink")
         self.stop = StopFlag()

@@ -89,7 +89,7 @@ class Bench:
     def __init__(self, tmp_path, recipe, urls):
         self.recipe, hub = recipe, MemoryHub()
         counts = {name: group.replicas for name, group in recipe.groups.items()}
-        run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None)
+        run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}")
         self.attempt = run.new_attempt()
         self.sink = connect(hub, recipe, group="sink", rank=0, processes=counts)
         for rank, url in enumerate(urls):

@@ -11,7 +11,7 @@ from hpcrl.run.errors import CheckFailed
 
 
 def create(path: Path) -> RunDirectory:
-    return RunDirectory.create(path, name="t", recipe_json="{}", source=None)
+    return RunDirectory.create(path, name="t", recipe_json="{}")
 
 
 def test_a_run_is_found_again_with_its_attempts(tmp_path: Path):

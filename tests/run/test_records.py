@@ -7,7 +7,7 @@ from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 
 
 def test_records_come_back_and_the_earliest_failure_is_the_one_named(tmp_path: Path):
-    attempt = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None).new_attempt()
+    attempt = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}").new_attempt()
     records = DoneRecords(attempt)
     assert records.read() == {}
     assert records.first_failure() is None

@@ -47,7 +47,7 @@ else:
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     (tmp_path / "player.py").write_text(PLAYER)
-    return RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}", source=None).new_attempt()
+    return RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}").new_attempt()
 
 
 def start(attempt: Attempt, name: str, what: str, *, service: bool = False) -> Child:
