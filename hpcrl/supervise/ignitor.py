@@ -124,8 +124,6 @@ def environment(base: Mapping[str, str], process: PlannedProcess) -> dict[str, s
         **base,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # Threads that spin while they wait would take the cores that another role computes on.
-        "OMP_WAIT_POLICY": "PASSIVE",
         # In the order of nvidia-smi, which the plan counts in.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, process.gpus)),

@@ -1,0 +1,1 @@
+"""Advantages, losses, normalisation and pacing: small pure functions, each with its source."""

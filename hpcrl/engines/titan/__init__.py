@@ -1,0 +1,1 @@
+"""The trainer on torchtitan. Importing this package imports no torch; its modules do, except ``settings``."""

@@ -1,0 +1,84 @@
+"""Float32 master weights and the ones that a forward pass computes with.
+
+With several ranks FSDP casts while it gathers. A single process has nothing to gather, and needs neither a process group nor
+the copies that gathering makes: it keeps its compute weights between steps and renews them after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from hpcrl.engines.titan.compat import plain_name
+
+
+class Weights:
+    """Weights of which the optimizer sees exactly what the model computes with, or that FSDP casts.
+
+    Attributes:
+        named: (name, parameter) that the optimizer steps on, float32, each tied one once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
+
+    def collect_gradients(self) -> None:
+        """Call after each backward pass."""
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients; call after each optimizer step."""
+        for _, parameter in self.named:
+            parameter.grad = None
+
+    def renew(self) -> None:
+        """Compute with what the optimizer or a load just wrote."""
+
+    @contextmanager
+    def masters(self) -> Iterator[None]:
+        """Inside, the model's own parameters are the float32 ones."""
+        yield
+
+
+class CastWeights(Weights):
+    """Float32 masters of a model whose own parameters become ``dtype``. For a model that is not sharded."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        cast = list(model.named_parameters())
+        self._cast: list[torch.Tensor] = [parameter for _, parameter in cast]
+        self.named = [(plain_name(name), nn.Parameter(parameter.data)) for name, parameter in cast]
+        self._masters: list[torch.Tensor] = [parameter for _, parameter in self.named]
+        for parameter in self._cast:
+            parameter.data = parameter.data.to(dtype)
+        # Kept for good: to allocate as much in every step costs more than to fill it.
+        self._sums = [torch.zeros_like(master) for master in self._masters]
+
+    def collect_gradients(self) -> None:
+        """Add the compute weights' gradients to the masters' in float32."""
+        for parameter, master, total in zip(self._cast, self._masters, self._sums, strict=True):
+            if parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = total.copy_(parameter.grad)
+            else:
+                total.add_(parameter.grad)
+            parameter.grad = None
+
+    def renew(self) -> None:
+        """Cast the masters into the compute weights."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._cast, self._masters)
+
+    @contextmanager
+    def masters(self) -> Iterator[None]:
+        """Inside, the model's own parameters are the float32 ones."""
+        held = [parameter.data for parameter in self._cast]
+        for parameter, master in zip(self._cast, self._masters, strict=True):
+            parameter.data = master.data
+        try:
+            yield
+        finally:
+            for parameter, data in zip(self._cast, held, strict=True):
+                parameter.data = data

@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcrl.engines.titan.packing import ROW_MULTIPLE, MicroBatch, pack
+from hpcrl.engines.titan.samples import Sample
+
+
+def make(shapes):
+    """Samples from (group, prompt length, response length); token ids tell them apart."""
+    samples = []
+    for number, (group, prompt, response) in enumerate(shapes):
+        samples.append(
+            Sample(
+                prompt_ids=np.arange(prompt, dtype=np.int32) + 1000 * group + 1,
+                response_ids=np.arange(response, dtype=np.int32) + 100_000 + 1000 * number,
+                behaviour_logprobs=np.zeros(response, np.float32),
+                advantage=1.0,
+                group=group,
+            )
+        )
+    return samples
+
+
+@st.composite
+def batches(draw):
+    prompts = draw(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+    pairs = draw(st.lists(st.tuples(st.integers(0, len(prompts) - 1), st.integers(1, 20)), min_size=1, max_size=24))
+    return make([(group, prompts[group], response) for group, response in pairs])
+
+
+def seen(micro, flat):
+    """Tokens in order of position that a flat position sees, itself included."""
+    row, column = divmod(int(flat), micro.tokens.shape[1])
+    keys = np.flatnonzero(micro.mask()[row, column])
+    assert (np.diff(micro.positions[row, keys]) == 1).all()
+    return micro.tokens[row, keys].tolist()
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 120), st.sampled_from([0.0, 0.003, 0.5]), st.booleans())
+def test_every_response_token_is_predicted_from_its_own_prompt_and_past(samples, budget, pair_cost, share):
+    found = []
+    for micro in pack(samples, range(len(samples)), budget=budget, pair_cost=pair_cost, share=share):
+        start = 0
+        for index, length in zip(micro.samples, micro.lengths, strict=True):
+            whole = [*samples[index].prompt_ids, *samples[index].response_ids]
+            assert micro.targets[start : start + length].tolist() == samples[index].response_ids.tolist()
+            for offset in range(length):
+                assert seen(micro, micro.source[start + offset]) == whole[: len(samples[index].prompt_ids) + offset]
+            start += length
+            found.append(index)
+        assert start == len(micro.targets)
+    assert sorted(found) == list(range(len(samples)))
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 120))
+def test_the_budget_holds_unless_one_sample_is_longer(samples, budget):
+    for micro in pack(samples, range(len(samples)), budget=budget):
+        assert micro.tokens.shape[1] % ROW_MULTIPLE == 0
+        assert micro.tokens.size <= budget or len(micro.samples) == 1
+        assert micro.mask().any(-1).all()
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 120))
+def test_packing_is_deterministic(samples, budget):
+    one, two = (pack(samples, range(len(samples)), budget=budget) for _ in range(2))
+    assert [m.samples for m in one] == [m.samples for m in two]
+    assert all((a.tokens == b.tokens).all() for a, b in zip(one, two, strict=True))
+
+
+def test_a_prompt_is_computed_once():
+    samples = make([(0, 40, 12)] * 8)
+    (micro,) = pack(samples, range(8), budget=4096)
+    assert micro.tokens.size == 40 + 8 * 12
+    assert (micro.positions[0, 40:52] == np.arange(40, 52)).all()
+    assert (micro.source[::12] == 39).all()
+
+
+def test_long_responses_are_not_put_beside_each_other_where_attention_costs_more():
+    samples = make([(0, 100, 1000)] * 4)
+    together = pack(samples, range(4), budget=16_384, pair_cost=0.0)
+    apart = pack(samples, range(4), budget=16_384, pair_cost=1 / 3000)
+    assert together[0].tokens.shape[1] >= 4100
+    assert apart[0].tokens.shape[1] < 2200
+
+
+def test_short_units_share_rows():
+    samples = make([(0, 10, 54), (1, 4, 20), (2, 4, 20)])
+    (micro,) = pack(samples, range(3), budget=128)
+    assert micro.tokens.shape == (2, 64)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sample_longer_than_the_budget_goes_alone(count):
+    samples = make([(0, 10, 90)] * count)
+    micros = pack(samples, range(count), budget=50)
+    assert [m.samples for m in micros] == [(index,) for index in range(count)]
+
+
+def test_the_empty_micro_batch_has_no_targets_and_a_usable_mask():
+    micro = MicroBatch.empty()
+    assert len(micro.targets) == 0
+    assert micro.mask().all()
