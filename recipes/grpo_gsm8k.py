@@ -2,7 +2,7 @@
 
 The file's lines are those of gsm8k: ``{"question": …, "answer": "… #### 42"}``. Run it with::
 
-    hpcrl run recipes/grpo_gsm8k.py --set model=/models/Qwen2.5-1.5B-Instruct --set data=/data/gsm8k/train.jsonl
+    hpcrl run recipes/grpo_gsm8k.py --set model=/models/Qwen3-0.6B --set data=/data/gsm8k/train.jsonl
 
 ``--set gpus=0`` runs it on the CPU, for a try with a small model.
 """
@@ -25,7 +25,7 @@ SYSTEM = "Reason step by step, then give the final answer within \\boxed{}."
 
 
 def recipe(
-    model: str = "Qwen/Qwen2.5-1.5B-Instruct",
+    model: str = "Qwen/Qwen3-0.6B",
     data: str = "gsm8k/train.jsonl",
     steps: int = 200,
     prompts_per_step: int = 32,

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from hpcrl.checkpoint.distributed import load_tensors, save_tensors
-from hpcrl.run.atomic import sync_folder, write_json
+from hpcrl.run.atomic import sync, write_json
 from hpcrl.run.errors import HpcrlError
 
 
@@ -77,7 +77,7 @@ def save_state(
             if target.exists():
                 target.rename(folder / f".step-{step:08d}.replaced")
             partial.rename(target)
-            sync_folder(folder)
+            sync(folder)
             for _, old in saves(folder)[:-keep]:
                 # Out of sight first, so that a reader never meets half of it.
                 gone = old.rename(folder / f".{old.name}.old")

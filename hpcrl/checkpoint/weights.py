@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hpcrl.checkpoint.hashing import hash_tensors
-from hpcrl.run.atomic import sync_folder
+from hpcrl.run.atomic import sync
 from hpcrl.run.errors import HpcrlError
 
 _MARKER = "version.json"
@@ -89,13 +89,13 @@ def publish(
         (beside / _MARKER).write_text(json.dumps(marker, indent=2) + "\n")
         if durable:
             for path in beside.iterdir():
-                _sync_file(path)
-            sync_folder(beside)
+                sync(path)
+            sync(beside)
         if target.exists():
             _discard(target)
         beside.rename(target)
         if durable:
-            sync_folder(folder)
+            sync(folder)
     except (OSError, ValueError, SafetensorError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise WeightsError(f"version {version} cannot be published to {target}: {error}") from error
@@ -181,11 +181,3 @@ def _take_along(base: Path, folder: Path) -> None:
             os.link(source.resolve(), folder / source.name)
         except OSError:
             shutil.copyfile(source, folder / source.name)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

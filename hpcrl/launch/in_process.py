@@ -19,7 +19,7 @@ from hpcrl.run.records import DoneRecord, DoneRecords
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag, back_off
 from hpcrl.supervise.running import run_to_record
-from hpcrl.supervise.spec import QUEUE_GROUP
+from hpcrl.supervise.spec import QUEUE_GROUP, identity_of
 from hpcrl.tracking.journal import Journal
 
 
@@ -31,7 +31,7 @@ class InProcessRun:
     """
 
     def __init__(self, recipe: Recipe, plan: Plan, attempt: Attempt) -> None:
-        identities = [Identity.of(process) for process in plan.processes if process.group != QUEUE_GROUP]
+        identities = [identity_of(process) for process in plan.processes if process.group != QUEUE_GROUP]
         worlds = sorted({i.group for i in identities if recipe.groups[i.group].role.world and i.world_size > 1})
         if worlds:
             raise CheckFailed([f"group {name} forms a world of several processes; --in-process holds one" for name in worlds])

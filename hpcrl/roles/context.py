@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcrl.run.errors import Stopped
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcrl.dataplane.interface import Batch, DataPlane
-    from hpcrl.plan.plan import PlannedProcess
     from hpcrl.recipe import Recipe
     from hpcrl.run.directory import Attempt
     from hpcrl.run.rendezvous import Rendezvous
@@ -44,11 +43,6 @@ class Identity:
     address: str = "127.0.0.1"
     world_address: str = "127.0.0.1"
     world_port: int = 0
-
-    @classmethod
-    def of(cls, process: PlannedProcess) -> Identity:
-        """The identity that a plan gives one of its processes."""
-        return cls(**{field.name: getattr(process, field.name) for field in fields(cls)})
 
     @property
     def name(self) -> str:

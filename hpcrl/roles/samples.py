@@ -28,6 +28,8 @@ GRADED = (Column(name="reward", dtype="float32"), Column(name="outcome", dtype="
 
 CREATED_NAMES = tuple(column.name for column in CREATED)
 GRADED_NAMES = tuple(column.name for column in GRADED)
+# What a trainer needs of each sample.
+TRAINED_NAMES = ("prompt_number", "prompt_ids", "response_ids", "rollout_logprobs", "versions", "reward")
 
 
 def samples_stream(*, samples_per_prompt: int, name: str = SAMPLES, capacity_rows: int = 65_536) -> Stream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,15 +10,11 @@ from hpcrl.engines.titan.settings import TrainerSettings
 from hpcrl.recipe import Reads, Recipe, Role
 from hpcrl.roles.feedback import POLICY, SERVED
 from hpcrl.roles.inference import Inference
-from hpcrl.roles.samples import SAMPLES
+from hpcrl.roles.samples import SAMPLES, TRAINED_NAMES
 from hpcrl.run.errors import CheckFailed
 
 if TYPE_CHECKING:
     from hpcrl.roles.context import RoleContext
-
-log = logging.getLogger(__name__)
-
-COLUMNS = ("prompt_number", "prompt_ids", "response_ids", "rollout_logprobs", "versions", "reward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +36,7 @@ class Trainer(TrainerSettings, Role):
 
     def reads(self) -> tuple[Reads, ...]:
         """Graded samples; the trainer is their end."""
-        return (Reads(stream=SAMPLES, columns=COLUMNS, final=True),)
+        return (Reads(stream=SAMPLES, columns=TRAINED_NAMES, final=True),)
 
     def listens(self) -> tuple[str, ...]:
         """What engines serve, to know which published versions may go."""

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,9 +24,11 @@ from hpcrl.engines.titan.trainer import TitanTrainer
 from hpcrl.roles.collect import StepCollector
 from hpcrl.roles.context import RoleContext
 from hpcrl.roles.feedback import POLICY, SERVED
-from hpcrl.roles.samples import SAMPLES
-from hpcrl.roles.trainer import COLUMNS, Trainer
+from hpcrl.roles.samples import SAMPLES, TRAINED_NAMES
 from hpcrl.run.errors import RoleFailed, Stopped
+
+if TYPE_CHECKING:
+    from hpcrl.roles.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ class Leader:
         context.phase("collect", step=step)
         while (groups := self._collector.take(step, ended=ended)) is None:
             try:
-                batch = context.read(SAMPLES, COLUMNS, max_rows=self._rows)
+                batch = context.read(SAMPLES, TRAINED_NAMES, max_rows=self._rows)
             except EndOfStream:
                 ended = True
                 continue
@@ -171,7 +173,7 @@ class Leader:
 
 
 def _joined(groups: Sequence[Batch]) -> dict[str, list[Any]]:
-    return {name: [value for group in groups for value in group.columns[name]] for name in COLUMNS}
+    return {name: [value for group in groups for value in group.columns[name]] for name in TRAINED_NAMES}
 
 
 def _samples(rows: Mapping[str, list[Any]], *, divide_by_std: bool) -> list[Sample]:

@@ -26,7 +26,7 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -46,9 +46,9 @@ def link(path: Path, target: str) -> None:
     beside.rename(path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -19,7 +19,6 @@ from hpcrl.config.codec import recipe_from_run
 from hpcrl.plan.local import local_allocation
 from hpcrl.plan.plan import Plan, PlannedProcess, make_plan
 from hpcrl.recipe import Recipe
-from hpcrl.roles.context import Identity
 from hpcrl.run.atomic import write_text
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.errors import HpcrlError, Stopped, host
@@ -29,7 +28,7 @@ from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.children import Child
 from hpcrl.supervise.gather import agree, describe_slot, gather_allocation
 from hpcrl.supervise.linux import die_with_parent
-from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec
+from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec, identity_of
 from hpcrl.supervise.watch import watch
 
 log = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> 
     children = []
     for process in plan.on_slot(slot):
         # A process sees its own GPUs only, and CUDA numbers those from 0.
-        identity = replace(Identity.of(process), gpus=tuple(range(len(process.gpus))))
+        identity = replace(identity_of(process), gpus=tuple(range(len(process.gpus))))
         spec = ProcessSpec(str(attempt.run.path), attempt.number, identity, processes)
         service = process.group == QUEUE_GROUP or recipe.groups[process.group].role.service
         children.append(

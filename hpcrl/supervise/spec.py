@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from hpcrl.plan.plan import PlannedProcess
 from hpcrl.roles.context import Identity
 from hpcrl.run.directory import Attempt, RunDirectory
 
 QUEUE_GROUP = "queue"
+
+
+def identity_of(process: PlannedProcess) -> Identity:
+    """The identity that a plan gives one of its processes."""
+    return Identity(**{field.name: getattr(process, field.name) for field in fields(Identity)})
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ def measured(runs: list[list[dict[str, Any]]], name: str) -> float:
     return median(step[name] for run in runs for step in run[SKIPPED_STEPS:] if step.get(name) is not None)
 
 
+def split(runs: list[list[dict[str, Any]]], *names: str) -> str:
+    """Where a step's seconds went."""
+    return ", ".join(f"{name.removesuffix('_s')} {measured(runs, name):.2f}" for name in names)
+
+
 def figures(plain: list[Any], own: list[Any], trl: list[Any]) -> Iterator[str]:
     """The lines to print."""
     base = measured(plain, "step_s")
