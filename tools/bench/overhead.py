@@ -77,10 +77,8 @@ def figures(plain: list[Any], own: list[Any], trl: list[Any]) -> Iterator[str]:
     """The lines to print."""
     base = measured(plain, "step_s")
     mine = measured(own, "step_s")
-    yield f"plain loop     step {base:6.2f} s  ratio 1.00   (generate {measured(plain, 'generate_s'):.2f}, train {measured(plain, 'train_s'):.2f})"
-    parts = ", ".join(
-        f"{n.removesuffix('_s')} {measured(own, n):.2f}" for n in ("generate_s", "train_s", "publish_s", "load_s")
-    )
+    yield f"plain loop     step {base:6.2f} s  ratio 1.00   ({split(plain, 'generate_s', 'train_s')})"
+    parts = split(own, "generate_s", "train_s", "publish_s", "load_s")
     yield f"hpcrl          step {mine:6.2f} s  ratio {mine / base:.2f}   ({parts})"
     if trl:
         theirs = measured(trl, "step_s")
