@@ -19,6 +19,7 @@ COMMANDS = {
     "diff": ("hpcrl.cli.diff", "Show how the recipes of two runs differ."),
     "doctor": ("hpcrl.cli.doctor", "Check this machine: packages, GPUs, Slurm, file system, ports."),
     "roles": ("hpcrl.cli.roles", "List the roles that a recipe can use."),
+    "site": ("hpcrl.cli.site", "List, check and show the site profiles of clusters."),
 }
 
 

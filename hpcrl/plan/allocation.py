@@ -29,6 +29,8 @@ class Node:
         switch: name of the network switch that the node hangs on; None = not known.
         ephemeral: first and last port that the kernel hands out by itself.
         busy: port ranges (first, end), half open, in which the node found a port taken.
+        component: the part of a heterogeneous job that gave the node; empty where a job has one part. Two components may
+            share a machine: then it is two nodes of one name and address.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Node:
     switch: str | None = None
     ephemeral: tuple[int, int] = EPHEMERAL
     busy: tuple[tuple[int, int], ...] = ()
+    component: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ class Allocation:
         if not self.nodes:
             return ["the allocation has no node"]
         found = []
-        names = [node.name for node in self.nodes]
-        found += [f"the allocation names node {name} twice" for name, count in Counter(names).items() if count > 1]
+        names = Counter((node.component, node.name) for node in self.nodes)
+        found += [f"the allocation names node {name} twice" for (_, name), count in names.items() if count > 1]
         for node in self.nodes:
             if list(node.gpus) != sorted(set(node.gpus)):
                 found.append(f"node {node.name}: GPU indexes {list(node.gpus)} must rise without repeats")
@@ -123,7 +126,10 @@ class Allocation:
         """JSON-like; :meth:`from_json` gives an equal allocation back."""
         return {
             "cpus_shared": self.cpus_shared,
-            "nodes": [{f.name: getattr(node, f.name) for f in dataclasses.fields(Node)} for node in self.nodes],
+            "nodes": [
+                {f.name: getattr(node, f.name) for f in dataclasses.fields(Node) if f.name != "component" or node.component}
+                for node in self.nodes
+            ],
         }
 
     @classmethod

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcrl.plan.allocation import Allocation
+from hpcrl.plan.components import component_problems, part_of, parts_of
 from hpcrl.plan.declarations import QUEUE
 from hpcrl.plan.demand import Member, Unit, units_of
 from hpcrl.plan.feasibility import feasibility_problems, unit_cores, unit_gib, unit_name
@@ -32,11 +33,15 @@ class Placed(NamedTuple):
     cpus: int
 
 
-def place(recipe: Recipe, allocation: Allocation) -> list[Placed]:
+def place(recipe: Recipe, allocation: Allocation, components: Mapping[str, str] | None = None) -> list[Placed]:
     """Every process of every group and of the data plane, sorted by group and rank.
 
     The data plane is the group ``queue``: rank 0, its controller, on the first slot, and a storage unit on each node, or
     on nodes evenly apart where there are many. It mostly waits, so its cores are not counted against the nodes'.
+
+    Args:
+        components: component of each group, which keeps to that component's nodes; the controller then is on the first
+            node without GPUs. None = any group may go to any node.
 
     Raises:
         CheckFailed: every need that cannot be met.
@@ -45,26 +50,31 @@ def place(recipe: Recipe, allocation: Allocation) -> list[Placed]:
     if problems:
         raise CheckFailed(problems)
     with_gpus, without = units_of(recipe)
-    problems = feasibility_problems(with_gpus, without, allocation)
+    problems = component_problems([*with_gpus, *without], allocation, components)
+    if not problems:
+        for part, gpu_units, cpu_units in parts_of(with_gpus, without, allocation, components):
+            problems += feasibility_problems(gpu_units, cpu_units, part)
     if problems:
         raise CheckFailed(problems)
     states = [NodeState(index, node, allocation.cpus_shared) for index, node in enumerate(allocation.nodes)]
     placed: list[Placed] = []
     for unit in with_gpus:
-        cards = pack_gpus(unit, states)
+        mine = part_of(unit, states, components)
+        cards = pack_gpus(unit, mine)
         if cards is None:
-            problems.append(_no_room(unit, states))
+            problems.append(_no_room(unit, mine))
             continue
         placed += _on_gpus(unit, cards, allocation)
     for unit in without:
-        nodes = pack_cpus(unit, states)
+        mine = part_of(unit, states, components)
+        nodes = pack_cpus(unit, mine)
         if isinstance(nodes, int):
-            problems.append(f"{_no_room(unit, states)}; {nodes} of its replicas would fit")
+            problems.append(f"{_no_room(unit, mine)}; {nodes} of its replicas would fit")
             continue
         placed += _without_gpus(unit, nodes)
     if problems:
         raise CheckFailed(problems)
-    placed += _data_plane(len(allocation.nodes))
+    placed += _data_plane(len(allocation.nodes), _controller_node(allocation, components))
     placed.sort(key=lambda item: (item.group, item.rank))
     return _with_slots(placed, allocation)
 
@@ -90,9 +100,15 @@ def _placed(member: Member, replica: int, number: int, node: int, gpus: tuple[in
     return Placed(member.name, replica, number, size, member.world, node, -1, gpus, member.cpus)
 
 
-def _data_plane(nodes: int) -> Iterator[Placed]:
+def _controller_node(allocation: Allocation, components: Mapping[str, str] | None) -> int:
+    if components is None:
+        return 0
+    return next((index for index, node in enumerate(allocation.nodes) if not node.gpus), 0)
+
+
+def _data_plane(nodes: int, controller: int) -> Iterator[Placed]:
     units = min(nodes, MAX_STORAGE_UNITS)
-    for rank, node in enumerate([0, *(unit * nodes // units for unit in range(units))]):
+    for rank, node in enumerate([controller, *(unit * nodes // units for unit in range(units))]):
         yield Placed(QUEUE, rank, rank, units + 1, False, node, -1, (), 1)
 
 
@@ -103,7 +119,7 @@ def _with_slots(placed: Sequence[Placed], allocation: Allocation) -> list[Placed
         of_node.setdefault(spot.node, []).append(spot.index)
         of_gpu[spot.node, spot.gpu] = spot.index
     load = [0] * len(allocation.slots)
-    chosen = [_fixed_slot(item, of_gpu) for item in placed]
+    chosen = [_fixed_slot(item, of_gpu, of_node) for item in placed]
     for index in chosen:
         if index is not None:
             load[index] += 1
@@ -116,10 +132,10 @@ def _with_slots(placed: Sequence[Placed], allocation: Allocation) -> list[Placed
     return settled
 
 
-def _fixed_slot(item: Placed, of_gpu: dict[tuple[int, int | None], int]) -> int | None:
+def _fixed_slot(item: Placed, of_gpu: dict[tuple[int, int | None], int], of_node: dict[int, list[int]]) -> int | None:
     if item.gpus:
         return of_gpu[item.node, item.gpus[0]]
-    return 0 if item.group == QUEUE and item.rank == 0 else None
+    return of_node[item.node][0] if item.group == QUEUE and item.rank == 0 else None
 
 
 def _no_room(unit: Unit, states: Sequence[NodeState]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -122,8 +123,11 @@ def check_recipe(recipe: Recipe) -> list[str]:
     return contract_problems(recipe) + loop_problems(recipe)
 
 
-def make_plan(recipe: Recipe, allocation: Allocation, run_id: str) -> Plan:
+def make_plan(recipe: Recipe, allocation: Allocation, run_id: str, components: Mapping[str, str] | None = None) -> Plan:
     """Place a recipe on an allocation. Pure: equal arguments give an equal plan, whatever the order of mappings.
+
+    Args:
+        components: component of each group, where the allocation is of a heterogeneous job.
 
     Raises:
         CheckFailed: every problem of contracts, loops, placement and ports.
@@ -137,7 +141,7 @@ def make_plan(recipe: Recipe, allocation: Allocation, run_id: str) -> Plan:
     except CheckFailed as error:
         problems += error.problems
     try:
-        placed = place(recipe, allocation)
+        placed = place(recipe, allocation, components)
         block = choose_block(run_id, allocation.nodes, _ports_needed(placed, allocation))
     except CheckFailed as error:
         problems += error.problems

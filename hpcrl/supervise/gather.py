@@ -32,14 +32,14 @@ def describe_slot(here: Allocation, run_id: str, local_rank: int) -> Allocation:
 
 def merge_reports(reports: Sequence[Allocation]) -> Allocation:
     """One allocation from the reports of all slots in their order; slots of a node stand together."""
-    nodes: dict[str, Node] = {}
+    nodes: dict[tuple[str, str], Node] = {}
     for report in reports:
         (node,) = report.nodes
-        held = nodes.get(node.name)
+        held = nodes.get((node.component, node.name))
         if held is not None:
             numa = held.numa + node.numa if held.numa is not None and node.numa is not None else None
             node = replace(held, gpus=held.gpus + node.gpus, numa=numa, busy=held.busy or node.busy)
-        nodes[node.name] = node
+        nodes[node.component, node.name] = node
     return Allocation(nodes=tuple(nodes.values()), cpus_shared=all(report.cpus_shared for report in reports))
 
 
