@@ -1,0 +1,1 @@
+"""Real surroundings for tests and for learning; nothing that a run needs."""
