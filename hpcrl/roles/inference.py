@@ -78,6 +78,8 @@ class Inference(Role):
             max_context=self.max_context,
             chunk_tokens=self.chunk_tokens,
             seed=context.recipe.seed,
+            # Only lock-step repeats as a whole, and there a batch is one request.
+            repeatable=context.recipe.schedule.window == 1,
         )
         context.phase("load")
         server = EmbeddedServer(settings, address=identity.address, port=identity.ports[0], api_key=context.key)

@@ -28,11 +28,14 @@ class LoadedModel:
             CheckFailed: there is no such model, it does not fit the settings, or its attention is not full attention.
         """
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
         if not (settings.model_path / "config.json").is_file():
             raise CheckFailed(
                 [f"{settings.model_path} is not a model folder (no config.json); set model_path to one in Hugging Face layout"]
             )
+        # It would be drawn into the log, or over the progress view of a run in one process.
+        logging.disable_progress_bar()
         try:
             self.module = AutoModelForCausalLM.from_pretrained(
                 settings.model_path, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa", local_files_only=True

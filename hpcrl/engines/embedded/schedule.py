@@ -16,8 +16,9 @@ from hpcrl.engines.embedded.settings import EngineSettings
 class Schedule:
     """The line of waiting samples and the cohorts that run; used by the engine's thread alone.
 
-    Samples that wait at the same time start as one cohort. Those of a request with a seed start as a cohort of their own:
-    floating-point sums depend on the batch, and such a request must give the same tokens whatever else runs.
+    Samples that wait at the same time start as one cohort. In a repeatable engine those of a request with a seed start as a
+    cohort of their own: floating-point sums depend on the batch, and such a request must give the same tokens whatever else
+    runs.
     """
 
     def __init__(self, model: LoadedModel, settings: EngineSettings, figures: Figures) -> None:
@@ -101,7 +102,7 @@ class Schedule:
         while self._waiting and room > 0:
             group, sequences = self._waiting[0]
             # A request with a seed starts whole, with nobody else, so that its batches are always the same.
-            alone = group.seeded
+            alone = group.seeded and self._settings.repeatable
             if alone and (chosen or (self._cohorts and len(sequences) > room)):
                 break
             self._waiting.popleft()

@@ -23,6 +23,9 @@ class EngineSettings:
         max_running_rows: samples decoded at a time; further requests wait.
         prefill_tokens: padded prompt tokens that go through the model at a time; bounds its peak memory.
         seed: seeds requests that bring no ``sampling_seed`` of their own.
+        repeatable: a request with a seed gives the same tokens whatever else runs, as it is computed apart from others. Without
+            it, it shares batches: its random numbers stay, rounding differs. On a GPU, where a batch of many takes hardly
+            longer than one of few, many requests at a time need that.
         weight_version: name of the weights loaded at the start, as reported to clients.
     """
 
@@ -35,6 +38,7 @@ class EngineSettings:
     max_running_rows: int = 256
     prefill_tokens: int = 4096
     seed: int = 0
+    repeatable: bool = True
     weight_version: str = "default"
 
     def __post_init__(self) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch.nn import functional
 from torchtitan.protocols.module import Module
 
+from hpcrl.engines.titan.packing import sees
+
 # On a CPU torch's fused attention is 5 times slower forward and backward than plain matrix products for short rows, but
 # plain ones keep rows x heads x length^2 probabilities for the backward pass.
 _DENSE_LIMIT = 1 << 25
@@ -70,6 +72,14 @@ def _dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     return out.reshape(rows, length, heads, width)
 
 
-def additive_mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(rows, 1, length, length) to add to the scores, from bool (rows, length, length) whether a query sees a key."""
+def additive_mask(segment: torch.Tensor, parent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(rows, 1, length, length) to add to the scores: 0 where a query sees a key, else -inf.
+
+    Made where the segments are: it has length times as many entries as they have, too many to carry to a GPU.
+
+    Args:
+        segment, parent: int32 (rows, length), of a :class:`~hpcrl.engines.titan.packing.MicroBatch`.
+    """
+    length = segment.shape[1]
+    seen = sees(segment, parent, torch.ones(length, length, dtype=torch.bool, device=segment.device).tril_())
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf")).unsqueeze(1)

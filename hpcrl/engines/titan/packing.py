@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +51,7 @@ class MicroBatch:
 
     def mask(self) -> np.ndarray:
         """bool (rows, length, length): whether the token of the second axis sees that of the third. Never an empty row."""
-        key = self.segment[:, None, :]
-        seen: np.ndarray = (key == self.segment[:, :, None]) | (key == self.parent[:, :, None])
-        seen &= np.tri(self.tokens.shape[1], dtype=bool)
+        seen: np.ndarray = sees(self.segment, self.parent, np.tri(self.tokens.shape[1], dtype=bool))
         return seen
 
     @staticmethod
@@ -62,6 +61,17 @@ class MicroBatch:
         padding = np.full((1, 1), _PADDING, np.int32)
         none = np.zeros(0, np.int64)
         return MicroBatch(cell, cell, padding, padding, none, none, (), ())
+
+
+def sees(segment: Any, parent: Any, causal: Any) -> Any:
+    """:meth:`MicroBatch.mask`, from arrays of numpy or from torch's on any device.
+
+    Args:
+        segment, parent: integers (rows, length), as in a micro-batch.
+        causal: bool (length, length), lower triangle.
+    """
+    key = segment[:, None, :]
+    return ((key == segment[:, :, None]) | (key == parent[:, :, None])) & causal
 
 
 def pack(

@@ -255,12 +255,12 @@ class TitanTrainer:
         from hpcrl.engines.titan.attention import additive_mask
         from hpcrl.engines.titan.head import Task
 
-        tokens, positions, source, targets, seen = (
-            torch.from_numpy(array).to(self._ranks.device, non_blocking=True)
-            for array in (micro.tokens, micro.positions, micro.source, micro.targets, micro.mask())
+        tokens, positions, source, targets, segment, parent = (
+            torch.from_numpy(array).to(self._ranks.device)
+            for array in (micro.tokens, micro.positions, micro.source, micro.targets, micro.segment, micro.parent)
         )
         self._model.lm_head.task = Task(source, targets, loss)
-        mask = additive_mask(seen, _DTYPES[self.settings.compute_dtype])
+        mask = additive_mask(segment, parent, _DTYPES[self.settings.compute_dtype])
         return self._model(tokens, positions=positions, attention_masks=mask)  # type: ignore[no-any-return]
 
     def _token_loss(

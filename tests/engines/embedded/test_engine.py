@@ -153,6 +153,26 @@ def test_new_requests_do_not_wait_for_long_ones(engine):
     engine.abort(abort_all=True)
 
 
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_only_a_repeatable_engine_computes_seeded_requests_apart(repeatable, tiny_model):
+    engine = EmbeddedEngine(EngineSettings(model_path=tiny_model, threads=1, repeatable=repeatable))
+    try:
+        requests = [{"max_new_tokens": 8, "ignore_eos": True, "sampling_seed": seed} for seed in range(3)]
+        apart = [run(engine, request)[0].tokens for request in requests]
+        engine.pause("in_place")
+        waiting = [engine.submit([PROMPT], [request]) for request in requests]
+        reached, go_on = hold_after(engine, 1)
+        engine.continue_()
+        assert reached.wait(WAIT_S)
+        together = [len(cohort.rows) for cohort in engine._schedule._cohorts]
+        go_on.set()
+        # Seeds hold either way.
+        assert [future.result(WAIT_S)[0].tokens for future in waiting] == apart
+        assert together == ([1] if repeatable else [3])
+    finally:
+        engine.stop()
+
+
 def test_a_seeded_request_gives_the_same_tokens_beside_others(engine):
     params = {"max_new_tokens": 30, "ignore_eos": True, "sampling_seed": 11}
     alone = run(engine, params, [PROMPT, [60, 61]])

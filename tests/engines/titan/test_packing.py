@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcrl.engines.titan.packing import ROW_MULTIPLE, MicroBatch, pack
+from hpcrl.engines.titan.packing import ROW_MULTIPLE, MicroBatch, pack, sees
 from hpcrl.engines.titan.samples import Sample
 
 
@@ -105,3 +106,10 @@ def test_the_empty_micro_batch_has_no_targets_and_a_usable_mask():
     micro = MicroBatch.empty()
     assert len(micro.targets) == 0
     assert micro.mask().all()
+
+
+def test_the_mask_is_the_same_made_by_torch():
+    (micro,) = pack(make([(0, 3, 4), (0, 3, 2), (1, 5, 6)]), range(3), budget=64)
+    segment, parent = torch.from_numpy(micro.segment), torch.from_numpy(micro.parent)
+    causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool).tril()
+    np.testing.assert_array_equal(sees(segment, parent, causal).numpy(), micro.mask())
