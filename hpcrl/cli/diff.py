@@ -25,7 +25,7 @@ def command(run_a: Path, run_b: Path, as_json: bool) -> None:
     try:
         found = diff(read_resolved(run_a), read_resolved(run_b))
     except CheckFailed as error:
-        click.echo(str(error), err=True)
+        click.echo(f"hpcrl: {error}", err=True)
         sys.exit(2)
     if as_json:
         click.echo(json.dumps([{"kind": item.kind, **asdict(item)} for item in found], indent=2))

@@ -13,9 +13,14 @@ from hpcrl.run.errors import CheckFailed, HpcrlError
 # name: (module that holds it as ``command``, help in one line)
 COMMANDS = {
     "run": ("hpcrl.cli.run", "Run a recipe, here or on the nodes of this Slurm job."),
+    "submit": ("hpcrl.cli.submit", "Check a recipe, keep its code, and queue it on a Slurm cluster."),
     "plan": ("hpcrl.cli.plan", "Show where a recipe's roles would be placed; start nothing."),
+    "list": ("hpcrl.cli.list", "List runs: what each is doing, and how far it is."),
     "status": ("hpcrl.cli.status", "Show where a run is and what each process is at."),
     "logs": ("hpcrl.cli.logs", "Show or follow the logs of a run's processes."),
+    "cancel": ("hpcrl.cli.cancel", "Let a run on a cluster save and end, or end it at once."),
+    "resume": ("hpcrl.cli.resume", "Queue a further job for a run, which goes on where it ended."),
+    "requeue": ("hpcrl.cli.requeue", "Let a run save and go back into Slurm's queue."),
     "diff": ("hpcrl.cli.diff", "Show how the recipes of two runs differ."),
     "doctor": ("hpcrl.cli.doctor", "Check this machine: packages, GPUs, Slurm, file system, ports."),
     "roles": ("hpcrl.cli.roles", "List the roles that a recipe can use."),

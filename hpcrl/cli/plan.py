@@ -66,15 +66,16 @@ def command(
             )
         plan = make_plan(built, allocation, PREVIEW_RUN)
     except CheckFailed as error:
-        click.echo(str(error), err=True)
+        click.echo(f"hpcrl: {error}", err=True)
         sys.exit(2)
     if as_json:
         click.echo(plan.to_json(), nl=False)
     else:
-        _show(built, plan)
+        show(built, plan)
 
 
-def _show(recipe: Recipe, plan: Plan) -> None:
+def show(recipe: Recipe, plan: Plan) -> None:
+    """Print a plan as tables."""
     from rich.console import Console
 
     console = Console()
@@ -84,6 +85,7 @@ def _show(recipe: Recipe, plan: Plan) -> None:
         f"[bold]{recipe.name}[/bold]: {len(plan.processes)} processes on {nodes} node{'s' if nodes > 1 else ''}, "
         f"{used} of {gpus} GPUs, ports {plan.ports[0]}-{plan.ports[1] - 1} (another block for each run)",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(_placement_table(plan))
     if recipe.streams:
@@ -120,7 +122,7 @@ def _streams_table(recipe: Recipe) -> Table:
 
     table = Table(title="streams", title_justify="left")
     for heading in ("stream", "created by", "filled by", "read by", "cleared by"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for stream in recipe.streams:
         creates: list[str] = []
         fills: list[str] = []

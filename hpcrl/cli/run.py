@@ -35,12 +35,17 @@ def command(
     Ctrl-C saves and ends within the recipe's drain limit; a second one ends at once.
     """
     from hpcrl.launch.session import Session
+    from hpcrl.run.errors import CheckFailed
 
     if (recipe is None) == (resume is None):
         raise click.UsageError("name a RECIPE, or a run with --resume")
     if resume is not None and (sets or run_dir):
         raise click.UsageError("--resume continues a run as it is: it takes no --set and no --run-dir")
-    built, run, plan = _reopen(resume) if resume is not None else _create(recipe, sets, run_dir)  # type: ignore[arg-type]
+    try:
+        built, run, plan = _reopen(resume) if resume is not None else _create(recipe, sets, run_dir)  # type: ignore[arg-type]
+    except CheckFailed as failed:
+        click.echo(f"hpcrl: {failed}\nnothing was started", err=True)
+        sys.exit(2)
     click.echo(f"run {run.run_id} in {run.path}", err=True)
     session = Session(built, run, plan, in_process=in_process, tracking_uri=tracking_uri)
     sys.exit(session.run())

@@ -30,12 +30,16 @@ def preflight(recipe: Recipe, allocation: Allocation, run_directory: Path) -> Pl
         plan = make_plan(recipe, allocation, "preflight")
     except CheckFailed as failed:
         problems += failed.problems
-    for name, group in sorted(recipe.groups.items()):
-        problems += [f"{name}: {problem}" for problem in group.role.check(recipe)]
+    problems += role_problems(recipe)
     problems += place_problems(run_directory, needed_bytes(recipe))
     if problems or plan is None:
         raise CheckFailed(problems)
     return plan
+
+
+def role_problems(recipe: Recipe) -> list[str]:
+    """What is wrong with the settings of any role, with its group's name."""
+    return [f"{name}: {problem}" for name, group in sorted(recipe.groups.items()) for problem in group.role.check(recipe)]
 
 
 def needed_bytes(recipe: Recipe) -> int:

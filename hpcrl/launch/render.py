@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class JobFacts:
         python: prefix of the environment that submits; used where the site names none.
         signal_s: time before the limit at which the supervisor is told; must hold a save.
         requeue: Slurm may put the job back into the queue.
+        tracking_uri: MLflow server, or None for a database in the run directory.
     """
 
     run: Path
@@ -52,11 +54,35 @@ class JobFacts:
     python: Path
     signal_s: int = 120
     requeue: bool = True
+    tracking_uri: str | None = None
 
     @property
     def tag(self) -> str:
         """The job's comment, by which it is found again."""
         return f"hpcrl:{self.run_id}"
+
+    def to_json(self) -> str:
+        """For the run directory, whose own path is not in it."""
+        value = {
+            "name": self.name,
+            "run_id": self.run_id,
+            "code": [str(folder) for folder in self.code],
+            "python": str(self.python),
+            "signal_s": self.signal_s,
+            "requeue": self.requeue,
+            "tracking_uri": self.tracking_uri,
+        }
+        return json.dumps(value, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, run: Path) -> JobFacts:
+        """Back from :meth:`to_json`; ``CheckFailed`` if the text says no such facts."""
+        try:
+            value = json.loads(text)
+            code, python = tuple(map(Path, value.pop("code"))), Path(value.pop("python"))
+            return cls(run=run, code=code, python=python, **value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckFailed([f"no facts of a job: {error!r}"]) from error
 
 
 def render_script(layout: Layout, site: Site, job: JobFacts) -> str:

@@ -1,0 +1,30 @@
+"""``hpcrl resume``: a further job for a run."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.argument("run")
+@click.option("--after", metavar="JOB", help="Start only once this job, or the job of this run, has ended.")
+@click.option("--hold", is_flag=True, help="Queue the job, and let it wait for `scontrol release`.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+def command(run: str, after: str | None, hold: bool, as_json: bool) -> None:
+    """Queue a further job for RUN, a directory or a name; it goes on from its last save.
+
+    Refused while a job of the run is queued or runs. A run of `hpcrl run` goes on with `hpcrl run --resume`.
+    """
+    from hpcrl.cli.submit import job_of, shown_name
+    from hpcrl.launch.find import find_run
+    from hpcrl.launch.slurm import Slurm
+    from hpcrl.launch.steer import resume
+
+    held = find_run(run)
+    job = resume(held, Slurm(), hold=hold, after=None if after is None else job_of(after))
+    if as_json:
+        click.echo(json.dumps({"run": str(held.path), "run_id": held.run_id, "job": job}, indent=2))
+    else:
+        click.echo(f"job {job} goes on with {held.path}\nnext:\n  hpcrl status {shown_name(held.path)}")

@@ -1,0 +1,308 @@
+"""Submit a run to Slurm: everything is checked first, then the run directory is made, then one job is queued."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcrl.config.codec import recipe_to_json
+from hpcrl.config.load import MODULE, sources
+from hpcrl.config.nearest import nearest
+from hpcrl.config.override import build_recipe
+from hpcrl.launch.choose import make_layout
+from hpcrl.launch.cluster_check import cluster_problems
+from hpcrl.launch.find import root_for_new
+from hpcrl.launch.jobs import record_job
+from hpcrl.launch.layout import Asked, Layout
+from hpcrl.launch.preflight import needed_bytes, place_problems, role_problems
+from hpcrl.launch.queue_once import NotKnown, queue_once
+from hpcrl.launch.reasons import why_refused
+from hpcrl.launch.render import LOGS, JobFacts, render_script
+from hpcrl.launch.site import Site, find_site
+from hpcrl.launch.slurm import Slurm, SlurmDown, SlurmMissing, SlurmRefused
+from hpcrl.launch.slurm_text import Job, NodeKind, Partition
+from hpcrl.launch.snapshot import Code, code_of, freeze, paths_of, with_own_files, write_code
+from hpcrl.plan.plan import Plan, make_plan
+from hpcrl.recipe import Recipe
+from hpcrl.run.atomic import write_text
+from hpcrl.run.directory import RunDirectory
+from hpcrl.run.errors import CheckFailed, host
+
+# What the supervisor takes beside the roles' own drain, before Slurm's end.
+SIGNAL_GRACE_S = 30
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_UNNAMED = "not-yet-named"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a person asks for.
+
+    Attributes:
+        asked: nodes, time and layout.
+        site: name or file of a profile; None = the default one.
+        run_dir: None = a new folder where runs are kept.
+        name: of the run and its job; empty = the recipe's.
+        after: start only once this job has ended.
+        code: folders with further code to keep with the run.
+    """
+
+    recipe: Path
+    sets: tuple[str, ...] = ()
+    asked: Asked = field(default_factory=Asked)
+    site: str | None = None
+    run_dir: Path | None = None
+    name: str = ""
+    hold: bool = False
+    after: int | None = None
+    requeue: bool = True
+    tracking_uri: str | None = None
+    code: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An order that nothing speaks against.
+
+    Attributes:
+        said: what Slurm says of it, such as when it would start.
+        unchecked: why Slurm was not asked; empty if it was.
+    """
+
+    order: Order
+    recipe: Recipe
+    site: Site
+    layout: Layout
+    plan: Plan
+    path: Path
+    code: Code
+    said: str = ""
+    unchecked: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the run and its job."""
+        return self.order.name or self.recipe.name
+
+    def facts(self, run_id: str = _UNNAMED) -> JobFacts:
+        """What the script says of the run."""
+        return _facts(self.order, self.recipe, self.path, paths_of(self.code, self.path), run_id)
+
+    def script(self, run_id: str = _UNNAMED) -> str:
+        """The batch script."""
+        return render_script(self.layout, self.site, self.facts(run_id))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A run whose job is queued."""
+
+    run: RunDirectory
+    job: int
+    said: str = ""
+
+
+def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
+    """Check an order. Makes and queues nothing.
+
+    Args:
+        dry: a Slurm that is missing or silent is no problem, and is told in ``unchecked``.
+
+    Raises:
+        CheckFailed: with everything that is wrong.
+    """
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        cluster = _Cluster(slurm, pool, order.after)
+        problems = _order_problems(order)
+        site = _try(lambda: find_site(order.site), problems)
+        recipe = _try(lambda: build_recipe(order.recipe, order.sets), problems)
+        path = order.run_dir or root_for_new(site) / _folder(order, recipe)
+        path = path.absolute()
+        layout: Layout | None = None
+        plan: Plan | None = None
+        if recipe is not None and site is not None:
+            layout = _try(lambda: make_layout(recipe, order.asked, site), problems)
+        if recipe is not None and site is not None and layout is not None:
+            problems += _time_problems(recipe, layout)
+            facts = _facts(order, recipe, path, (path / "code",), _UNNAMED)
+            script = _try(lambda: render_script(layout, site, facts), problems)
+            cluster.test(script)
+            plan = _try(lambda: make_plan(recipe, layout.allocation(), "submit", layout.mapping), problems)
+        if recipe is not None:
+            problems += role_problems(recipe)
+        problems += place_problems(path, needed_bytes(recipe) if recipe is not None else 0)
+        code, wrong = code_of(order.recipe.absolute().parent, order.code)
+        problems += wrong
+        problems += cluster.problems(order, site, layout)
+    if not dry and cluster.silent:
+        problems.append(cluster.silent)
+    problems = list(dict.fromkeys(problems))
+    if problems or recipe is None or site is None or layout is None or plan is None:
+        raise CheckFailed(problems)
+    return Prepared(
+        order=order, recipe=recipe, site=site, layout=layout, plan=plan, path=path, code=code,
+        said=cluster.said, unchecked=cluster.silent,
+    )  # fmt: skip
+
+
+def submit(prepared: Prepared, slurm: Slurm) -> Submission:
+    """Make the run directory and queue its job.
+
+    Raises:
+        CheckFailed: nothing is queued, and nothing is left.
+        NotKnown: the job may be queued; the run directory stays.
+    """
+    run, order = _create(prepared), prepared.order
+    options = [f"--chdir={os.getcwd()}"]
+    options += ["--hold"] if order.hold else []
+    options += [f"--dependency=afterany:{order.after}"] if order.after is not None else []
+    facts = prepared.facts(run.run_id)
+    try:
+        job = queue_once(slurm, run.path / LOGS / "batch.sh", options, tag=facts.tag, name=facts.name, user=os.getuid())
+    except (SlurmMissing, SlurmRefused) as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise CheckFailed([why_refused(error.said) if isinstance(error, SlurmRefused) else str(error)]) from error
+    except NotKnown as error:
+        raise NotKnown(f"{error}; the run is kept in {run.path}") from error
+    record_job(run, job, "submit")
+    return Submission(run=run, job=job, said=prepared.said)
+
+
+def _create(prepared: Prepared) -> RunDirectory:
+    recipe, code = with_own_files(prepared.recipe, prepared.code, prepared.path)
+    run = RunDirectory.create(
+        prepared.path, name=prepared.name, recipe_json=recipe_to_json(recipe), sources=sources(sys.modules[MODULE])
+    )
+    facts = prepared.facts(run.run_id)
+    try:
+        write_code(code, run.path)
+        (run.path / LOGS).mkdir()
+        origin = {"cwd": os.getcwd(), "host": host(), "user": getpass.getuser(), "command": sys.argv}
+        for name, text in (
+            ("layout.json", prepared.layout.to_json()),
+            ("site.json", prepared.site.to_json()),
+            ("job.json", facts.to_json()),
+            ("requirements.txt", freeze()),
+            (f"{LOGS}/submit.json", json.dumps(origin, indent=2) + "\n"),
+            # The last: with it, the run can be submitted.
+            (f"{LOGS}/batch.sh", prepared.script(run.run_id)),
+        ):
+            write_text(run.path / name, text)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise CheckFailed([f"run directory {run.path} cannot be filled: {error}; choose another --run-dir"]) from error
+    return run
+
+
+class _Cluster:
+    """What is asked of Slurm while roles are checked."""
+
+    def __init__(self, slurm: Slurm, pool: ThreadPoolExecutor, after: int | None) -> None:
+        self._slurm, self._pool = slurm, pool
+        self._partitions: Future[dict[str, Partition]] = pool.submit(slurm.partitions)
+        self._nodes: Future[list[NodeKind]] = pool.submit(slurm.nodes)
+        self._after: Future[list[Job]] | None = pool.submit(self._known, after) if after is not None else None
+        self._test: Future[str] | None = None
+        self.silent, self.said = "", ""
+
+    def test(self, script: str | None) -> None:
+        """Have the script judged."""
+        if script is not None:
+            self._test = self._pool.submit(self._slurm.test, script)
+
+    def problems(self, order: Order, site: Site | None, layout: Layout | None) -> list[str]:
+        """What speaks against the order on this cluster."""
+        partitions: dict[str, Partition] = self._answer(self._partitions) or {}
+        nodes: list[NodeKind] = self._answer(self._nodes) or []
+        problems: list[str] = []
+        if partitions and layout is not None and site is not None:
+            problems += cluster_problems(layout, site, partitions, nodes)
+        elif partitions:
+            named = {order.asked.partition, *order.asked.partitions.values()}
+            problems += [
+                f"there is no partition {name!r} on this cluster; {nearest(name, partitions)}"
+                for name in sorted({part for text in named for part in text.split(",") if part} - partitions.keys())
+            ]
+        if self._after is not None and self._answer(self._after) == []:
+            problems.append(f"--after {order.after}: Slurm knows no such job")
+        if self._test is not None:
+            try:
+                self.said = self._answer(self._test) or ""
+            except SlurmRefused as error:
+                # Slurm says less clearly what was found already.
+                problems += [] if problems else [why_refused(error.said)]
+        return problems
+
+    def _answer(self, future: Future[Any]) -> Any:
+        try:
+            return future.result()
+        except (SlurmMissing, SlurmDown) as error:
+            self.silent = self.silent or str(error)
+            return None
+        except SlurmRefused:
+            if future is self._test:
+                raise
+            return None
+
+    def _known(self, job: int) -> list[Job]:
+        queued = self._slurm.queue(jobs=[job])
+        if queued:
+            return queued
+        try:
+            return self._slurm.history([job])
+        except (SlurmMissing, SlurmDown, SlurmRefused):
+            return []
+
+
+def _order_problems(order: Order) -> list[str]:
+    if order.name and not _NAME.fullmatch(order.name):
+        return [f"--name {order.name!r}: a name is letters, digits and _ . + - and begins with a letter or digit"]
+    return []
+
+
+def _folder(order: Order, recipe: Recipe | None) -> str:
+    if order.name and _NAME.fullmatch(order.name):
+        return order.name
+    return f"{recipe.name if recipe is not None else order.recipe.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _facts(order: Order, recipe: Recipe, path: Path, code: tuple[Path, ...], run_id: str) -> JobFacts:
+    return JobFacts(
+        run=path,
+        run_id=run_id,
+        name=order.name or recipe.name,
+        code=code,
+        python=Path(sys.prefix),
+        signal_s=math.ceil(recipe.limits.drain_s) + SIGNAL_GRACE_S,
+        requeue=order.requeue,
+        tracking_uri=order.tracking_uri,
+    )
+
+
+def _time_problems(recipe: Recipe, layout: Layout) -> list[str]:
+    needed = math.ceil(recipe.limits.drain_s) + SIGNAL_GRACE_S
+    if layout.minutes * 60 > needed:
+        return []
+    return [
+        f"a time limit of {layout.minutes} minutes leaves no time to work: saving may take {needed} s of it "
+        "(limits.drain_s and the supervisor's own time); ask for more --time"
+    ]
+
+
+def _try(work: Callable[[], Any], problems: list[str]) -> Any:
+    try:
+        return work()
+    except CheckFailed as failed:
+        problems += failed.problems
+        return None
