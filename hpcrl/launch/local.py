@@ -10,10 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+import psutil
+
 from hpcrl.run.directory import Attempt
 
 # An ignitor drains its roles within their deadline, then stops services; this much more for itself.
 IGNITOR_GRACE_S = 45.0
+# A killed process is gone once the kernel has freed its memory.
+KILLED_S = 10.0
 
 
 class LocalRun:
@@ -58,11 +62,16 @@ class LocalRun:
                 ignitor.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End everything now. Role processes follow their ignitor, as the kernel tells them of its end."""
+        """End everything now, role processes too: what the kernel tells them of their ignitor's end only asks them to save."""
         for ignitor in self._ignitors:
             if ignitor.poll() is None:
+                family = psutil.Process(ignitor.pid).children(recursive=True)
                 os.killpg(ignitor.pid, signal.SIGKILL)
                 ignitor.wait()
+                for process in family:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(family, timeout=KILLED_S)
 
     def code(self) -> int:
         """Exit code of the run once it has ended: the first that is not 0."""

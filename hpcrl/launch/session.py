@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hpcrl.launch.local import LocalRun
+from hpcrl.launch.tracker import tracker
 from hpcrl.plan.plan import Plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt, RunDirectory
@@ -22,7 +21,6 @@ from hpcrl.tracking.progress import Progress
 from hpcrl.tracking.report import write_report
 
 INTERRUPTED = 130
-FEED_GRACE_S = 30.0
 
 
 class Session:
@@ -39,14 +37,16 @@ class Session:
         self._recipe, self._run, self._plan = recipe, run, plan
         self._in_process, self._tracking_uri = in_process, tracking_uri
         self._interrupts = 0
+        self._hurried = False
 
     def run(self) -> int:
         """Until the end; returns the exit code: 0, the failed role's, or 130 after Ctrl-C."""
         attempt = self._run.new_attempt()
         progress = Progress(self._recipe, attempt)
-        with self._interrupts_counted(), self._feed(attempt):
+        with self._interrupts_counted(), tracker(self._run, attempt, self._tracking_uri):
             code = self._run_in_process(attempt, progress) if self._in_process else self._run_processes(attempt, progress)
-            progress.close(_summary(DoneRecords(attempt).first_failure(), attempt, code))
+            failure = None if self._hurried else DoneRecords(attempt).first_failure()
+            progress.close(_summary(failure, attempt, code, saved=not self._hurried))
             try:
                 write_report(self._run)
             except OSError as error:
@@ -61,13 +61,20 @@ class Session:
             while not run.wait(0.5):
                 progress.update()
                 if self._interrupts and asked_at is None:
-                    asked_at = time.monotonic()
+                    asked_at = self._asked()
                     run.drain()
                 if self._interrupts > 1 or (asked_at and time.monotonic() - asked_at > run.finish_s):
                     run.kill()
         finally:
             run.kill()
-        return run.code() or (INTERRUPTED if asked_at else 0)
+        # What was killed at a person's word did not fail.
+        self._hurried = self._interrupts > 1 and run.code() != 0
+        return INTERRUPTED if self._hurried else run.code() or (INTERRUPTED if asked_at else 0)
+
+    def _asked(self) -> float:
+        limit = self._recipe.limits.drain_s
+        print(f"stopping: saving what was trained, at most {limit:g} s; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        return time.monotonic()
 
     def _run_in_process(self, attempt: Attempt, progress: Progress) -> int:
         from hpcrl.launch.in_process import InProcessRun
@@ -80,12 +87,13 @@ class Session:
             time.sleep(0.1)
             progress.update()
             if self._interrupts and asked_at is None:
-                asked_at = time.monotonic()
+                asked_at = self._asked()
                 run.drain()
             if self._interrupts > 1 or (asked_at and time.monotonic() - asked_at > self._recipe.limits.drain_s):
+                self._hurried = True
                 break
         logging.getLogger().removeHandler(handler)
-        failure = DoneRecords(attempt).first_failure()
+        failure = None if self._hurried else DoneRecords(attempt).first_failure()
         return failure.code if failure else INTERRUPTED if asked_at else 0
 
     @contextmanager
@@ -100,34 +108,17 @@ class Session:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    @contextmanager
-    def _feed(self, attempt: Attempt) -> Iterator[None]:
-        """The tracker runs beside the attempt, in a process of its own: its failures are never the run's."""
-        arguments = [sys.executable, "-m", "hpcrl.tracking.feed", str(self._run.path), "--parent", str(os.getpid())]
-        if self._tracking_uri:
-            arguments += ["--tracking-uri", self._tracking_uri]
-        with open(attempt.log("tracker"), "ab") as output:
-            feed = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-        try:
-            yield
-        finally:
-            feed.terminate()
-            try:
-                feed.wait(FEED_GRACE_S)
-            except subprocess.TimeoutExpired:
-                feed.kill()
-                feed.wait()
 
-
-def _summary(failure: DoneRecord | None, attempt: Attempt, code: int) -> str:
+def _summary(failure: DoneRecord | None, attempt: Attempt, code: int, *, saved: bool) -> str:
     if failure is not None:
         log = attempt.log(failure.process)
         last = tail(log)
-        return f"{failure.process} on {failure.host} failed with code {failure.code}: {failure.error}\nread {log}\n" + (
-            f"its last lines:\n{last}" if last not in failure.error else ""
-        )
+        told = f"{failure.process} on {failure.host} failed with code {failure.code}: {failure.error.rstrip()}"
+        read = "" if str(log) in failure.error else f"\nread {log}"
+        return told + read + ("" if last in failure.error else f"\nits last lines:\n{last}")
     if code == INTERRUPTED:
-        return f"stopped and saved; go on with: hpcrl run --resume {attempt.run.path}"
+        what = "stopped and saved" if saved else "ended at once; steps since the last save will be trained again"
+        return f"{what}; go on with: hpcrl run --resume {attempt.run.path}"
     if code:
         log = attempt.log("ignitor.0")
         return f"an ignitor ended with code {code}; read {log}; its last lines:\n{tail(log)}"

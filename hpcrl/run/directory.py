@@ -12,6 +12,8 @@
       journal/WRITER.jsonl  what each process reports
       done/GROUP.RANK.json  how each role ended
       rendezvous/           how processes find each other
+      drain                 the request to save and end, if there was one
+      began.json            the committed step at its start, and slurm.json, where it ran: of attempts in Slurm jobs
     RUN/weights/v000007/    published policy weights, Hugging Face layout
     RUN/state/              the trainer's saves
     RUN/report.html, RUN/curves.png, RUN/mlflow.db
@@ -87,9 +89,11 @@ class RunDirectory:
         """
         try:
             held = json.loads((path / "run.json").read_text())
-        except (OSError, ValueError) as error:
-            raise CheckFailed([f"{path} is not the directory of a run (no readable run.json): {error}"]) from error
-        return cls(path.absolute(), held["run_id"])
+            return cls(path.absolute(), held["run_id"])
+        except OSError as error:
+            raise CheckFailed([f"{path} is not the directory of a run (its run.json: {error.strerror})"]) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckFailed([f"{path} is not the directory of a run: its run.json is damaged ({error!r})"]) from error
 
     @property
     def weights(self) -> Path:

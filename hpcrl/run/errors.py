@@ -12,7 +12,7 @@ class HpcrlError(Exception):
 
 
 class CheckFailed(HpcrlError):
-    """The run would not work; nothing was started. Holds every reason found, not only the first.
+    """What was asked for would not work, found before it was begun. Holds every reason found, not only the first.
 
     Attributes:
         problems: one sentence each.
@@ -22,7 +22,7 @@ class CheckFailed(HpcrlError):
         self.problems = tuple(problems)
         count = len(self.problems)
         head = "1 problem" if count == 1 else f"{count} problems"
-        super().__init__(f"{head}, nothing was started:\n" + "\n".join(f"  - {problem}" for problem in self.problems))
+        super().__init__(f"{head}:\n" + "\n".join(f"  - {problem}" for problem in self.problems))
 
 
 class DeadlineExceeded(HpcrlError):

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrl.supervise.signals import STOP, held_back
+
 
 @dataclass
 class Child:
@@ -28,8 +30,11 @@ class Child:
 
     @classmethod
     def start(cls, name: str, module: str, argument: str, *, env: Mapping[str, str], log: Path, service: bool) -> Child:
-        """Run ``python -m module argument`` with its output in a log file."""
-        with open(log, "ab") as output:
+        """Run ``python -m module argument`` with its output in a log file.
+
+        It begins with the signals of :mod:`hpcrl.supervise.signals` held back.
+        """
+        with open(log, "ab") as output, held_back():
             popen = subprocess.Popen(
                 [sys.executable, "-m", module, argument],
                 stdin=subprocess.DEVNULL,
@@ -46,9 +51,9 @@ class Child:
         return 128 - code if code is not None and code < 0 else code
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to the process alone: it decides what to save and ends what it started."""
+        """A signal to the process alone: it decides what to save and ends what it started."""
         if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
+            self.popen.send_signal(STOP)
 
     def kill(self) -> None:
         """SIGKILL to the whole group. Works after the leader ended too, and then ends what it left behind."""
@@ -67,7 +72,7 @@ def tail(log: Path, lines: int = 20) -> str:
             text = file.read().decode(errors="replace")
     except OSError as error:
         return f"(log cannot be read: {error.strerror})"
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
 
 
 def wait_until_ended(children: list[Child], seconds: float) -> list[Child]:

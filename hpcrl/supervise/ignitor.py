@@ -1,7 +1,9 @@
 """The ignitor: one for each slot, the same program on all. Derives the plan by itself, starts its slot's processes, watches.
 
-``python -m hpcrl.supervise.ignitor RUN ATTEMPT SLOT SLOTS`` on one machine. No ignitor leads: each describes its slot,
-gathers what all the others say, makes the plan from that, and goes on only if every other one made the same.
+``python -m hpcrl.supervise.ignitor RUN ATTEMPT FIRST SLOTS [COMPONENT]``. With a component, it is a task of that component's
+Slurm step, and its slot is FIRST plus the number of the task; without one, it is a process of a run on this machine alone, on
+slot FIRST. No ignitor leads: each describes its slot, gathers what all the others say, makes the plan from that, and goes on
+only if every other one made the same.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcrl.config.codec import recipe_from_run
-from hpcrl.plan.local import local_allocation
 from hpcrl.plan.plan import Plan, PlannedProcess, make_plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.atomic import write_text
@@ -26,8 +27,11 @@ from hpcrl.run.records import DoneRecord, write_done
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.children import Child
+from hpcrl.supervise.drain import DrainFlag
 from hpcrl.supervise.gather import agree, describe_slot, gather_allocation
 from hpcrl.supervise.linux import die_with_parent
+from hpcrl.supervise.place import Place, local_place, slurm_place
+from hpcrl.supervise.signals import FROM_OUTSIDE, STOP
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec, identity_of
 from hpcrl.supervise.watch import watch
 
@@ -36,17 +40,22 @@ log = logging.getLogger(__name__)
 
 def main(argv: list[str]) -> int:
     """Ignite one slot; returns 0, or the exit code of the role that failed first."""
-    path, number, slot, slots = Path(argv[0]), int(argv[1]), int(argv[2]), int(argv[3])
-    stop = StopFlag()
+    path, number, first, slots = Path(argv[0]), int(argv[1]), int(argv[2]), int(argv[3])
+    component = argv[4] if len(argv) > 4 else None
     die_with_parent(signal.SIGTERM)
-    for signum in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(signum, lambda *_: stop.set())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
-    attempt = Attempt(RunDirectory.open(path), number)
-    recipe = recipe_from_run(attempt.run)
+    slot = first if component is None else first + int(os.environ["SLURM_PROCID"])
     name = f"ignitor.{slot}"
+    attempt = Attempt(RunDirectory.open(path), number)
+    if component is not None:
+        # A step has one log; each ignitor has its own.
+        _log_to(attempt.log(name))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    recipe = recipe_from_run(attempt.run)
+    stop = DrainFlag(attempt, name, recipe.limits.drain_s)
+    stop.hear((*FROM_OUTSIDE, STOP))
     try:
-        plan = derive_plan(recipe, attempt, slot, slots, stop)
+        place = local_place(slot) if component is None else slurm_place(path, component, os.environ)
+        plan = derive_plan(recipe, attempt, place, slot, slots, stop)
     except Stopped:
         write_done(attempt, DoneRecord(process=name, status="stopped"))
         return 0
@@ -60,11 +69,12 @@ def main(argv: list[str]) -> int:
         attempt,
         stop=stop,
         drain_s=recipe.limits.drain_s,
+        roles=frozenset(process.name for process in plan.processes if process.group != QUEUE_GROUP),
     )
     return failure.code if failure else 0
 
 
-def derive_plan(recipe: Recipe, attempt: Attempt, slot: int, slots: int, stop: StopFlag) -> Plan:
+def derive_plan(recipe: Recipe, attempt: Attempt, place: Place, slot: int, slots: int, stop: StopFlag) -> Plan:
     """The plan that all ignitors of the attempt agree on; the first slot's leaves it in the attempt's directory.
 
     Raises:
@@ -73,10 +83,9 @@ def derive_plan(recipe: Recipe, attempt: Attempt, slot: int, slots: int, stop: S
         DeadlineExceeded: another ignitor did not come.
     """
     rendezvous = Rendezvous(attempt.path / "rendezvous", attempt.run.run_id, stop)
-    # All slots of a local run are on this host, so the slot's number is its rank on the node.
-    report = describe_slot(local_allocation(), attempt.run.run_id, local_rank=slot)
+    report = describe_slot(place.here, attempt.run.run_id, local_rank=place.rank)
     allocation = gather_allocation(rendezvous, report, slot=slot, slots=slots, seconds=recipe.limits.start_s)
-    plan = make_plan(recipe, allocation, attempt.run.run_id)
+    plan = make_plan(recipe, allocation, attempt.run.run_id, place.components)
     agree(rendezvous, plan, slot=slot, slots=slots, seconds=recipe.limits.start_s)
     if slot == 0:
         write_text(attempt.path / "plan.json", plan.to_json())
@@ -114,6 +123,12 @@ def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> 
         )
         log.info("started %s, pid %d", process.name, children[-1].popen.pid)
     return children
+
+
+def _log_to(path: Path) -> None:
+    with open(path, "ab") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
 
 
 def environment(base: Mapping[str, str], process: PlannedProcess) -> dict[str, str]:

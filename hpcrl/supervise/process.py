@@ -19,6 +19,7 @@ from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.linux import die_with_parent
 from hpcrl.supervise.queue import connect_queue, serve_queue
 from hpcrl.supervise.running import run_to_record
+from hpcrl.supervise.signals import STOP, hear
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec
 from hpcrl.tracking.journal import Journal
 
@@ -26,22 +27,22 @@ from hpcrl.tracking.journal import Journal
 def main(argv: list[str]) -> int:
     """Run the process that ``argv[0]``, a :class:`ProcessSpec` in JSON, describes."""
     spec = ProcessSpec.from_json(argv[0])
+    die_with_parent(STOP)
     stop = StopFlag()
-    die_with_parent(signal.SIGTERM)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: stop.set())
-    # Ctrl-C reaches every process of a terminal; only the launcher acts on it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     attempt = spec.open_attempt()
     recipe = recipe_from_run(attempt.run)
     group = spec.identity.group
+    service = group == QUEUE_GROUP or recipe.groups[group].role.service
+    hear(stop, service=service)
+    # Ctrl-C reaches every process of a terminal; only the launcher acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     return run_to_record(
         attempt,
         spec.identity.name,
         lambda: _work(spec, attempt, recipe, stop),
         stop=stop,
-        service=group == QUEUE_GROUP or recipe.groups[group].role.service,
+        service=service,
     ).code
 
 

@@ -26,7 +26,7 @@ def run_to_record(attempt: Attempt, process: str, work: Callable[[], None], *, s
         record = DoneRecord(process=process, status="stopped" if stop.is_set() and not service else "done")
     except Stopped as stopped:
         log.info("%s", stopped)
-        record = DoneRecord(process=process, status="stopped")
+        record = DoneRecord(process=process, status="done" if service else "stopped")
     except RoleFailed as failed:
         log.error("%s failed: %s", process, failed)
         record = DoneRecord(process=process, status="failed", code=failed.code, error=str(failed))

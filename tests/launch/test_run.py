@@ -104,6 +104,24 @@ def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path, mode: str):
         nothing_is_left(run)
 
 
+@pytest.mark.parametrize("mode", ["processes", "in_process"])
+def test_a_second_ctrl_c_ends_at_once_and_is_no_failure(tmp_path: Path, mode: str):
+    run = tmp_path / "run"
+    process = start(run, "--set", "forever=true", "--set", "deaf=true", *(["--in-process"] if mode == "in_process" else []))
+    journal = run / "attempt_1" / "journal" / "source.0.jsonl"
+    wait_for("numbers to be put", lambda: True if journal.exists() and '"put"' in journal.read_text() else None, seconds=100)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert any("Ctrl-C again ends at once" in line for line in iter(process.stdout.readline, ""))
+    process.send_signal(signal.SIGINT)
+    code, output = finish(process, 60)
+    assert code == 130, output
+    assert "ended at once" in output
+    assert "--resume" in output
+    if mode == "processes":
+        nothing_is_left(run)
+
+
 def test_roles_end_when_their_launcher_is_killed(tmp_path: Path):
     run = tmp_path / "run"
     process = start(run, "--set", "forever=true")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Source(Role):
     count: int = 40
     forever: bool = False
+    deaf: bool = False
 
     def writes(self) -> tuple[Writes, ...]:
         return (Writes(stream="numbers", columns=("n",), creates=True),)
@@ -28,7 +29,7 @@ class Source(Role):
     def run(self, context: RoleContext) -> None:
         number = context.identity.rank
         while number < self.count or self.forever:
-            if context.stop.is_set():
+            if context.stop.is_set() and not self.deaf:
                 raise Stopped("enough")
             context.queue.put("numbers", {"n": np.array([number], np.int64)})
             context.phase("put", step=number)
@@ -100,12 +101,18 @@ class Idler(Role):
 
 
 def recipe(
-    count: int = 40, forever: bool = False, fail_at: int = -1, how: str = "raise", doublers: int = 2, gpus: int = 0
+    count: int = 40,
+    forever: bool = False,
+    deaf: bool = False,
+    fail_at: int = -1,
+    how: str = "raise",
+    doublers: int = 2,
+    gpus: int = 0,
 ) -> Recipe:
     return Recipe(
         name="toy",
         groups={
-            "source": RoleGroup(role=Source(count=count, forever=forever), replicas=2),
+            "source": RoleGroup(role=Source(count=count, forever=forever, deaf=deaf), replicas=2),
             "doubler": RoleGroup(role=Doubler(fail_at=fail_at, how=how), replicas=doublers, resources=Resources(gpus=gpus)),
             "sink": RoleGroup(role=Sink()),
             "idler": RoleGroup(role=Idler()),

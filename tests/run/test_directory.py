@@ -51,7 +51,7 @@ def test_a_place_that_cannot_be_written_is_named():
 
 
 def test_no_run_directory(tmp_path: Path):
-    with pytest.raises(CheckFailed, match=r"no readable run\.json"):
+    with pytest.raises(CheckFailed, match=r"not the directory of a run \(its run\.json"):
         RunDirectory.open(tmp_path)
     with pytest.raises(CheckFailed, match="no attempt"):
         create(tmp_path / "run").latest()

@@ -1,16 +1,37 @@
-"""A real Slurm cluster for the tests of this folder."""
+"""A real Slurm cluster for the tests of this folder, and runs on it."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+import hpcrl
+from hpcrl.config.codec import recipe_to_json
+from hpcrl.config.load import MODULE, sources
+from hpcrl.config.override import build_recipe
+from hpcrl.launch.jobs import record_job, script_of
+from hpcrl.launch.layout import Layout
+from hpcrl.launch.render import JobFacts, render_script
+from hpcrl.launch.site import PACKAGED, load_site
+from hpcrl.launch.slurm import Slurm
+from hpcrl.run.directory import RunDirectory
+from hpcrl.run.errors import DeadlineExceeded
+from hpcrl.run.stop import wait_for
 from hpcrl.testing.slurm.cluster import Cluster
 from hpcrl.testing.slurm.programs import missing_packages
+from hpcrl.tracking.journal import JournalReader
+
+TESTS = Path(__file__).parents[1]
+RECIPES = {"toy": TESTS / "launch" / "toy_recipe.py", "tiny": TESTS / "e2e" / "tiny_recipe.py"}
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +54,124 @@ def slurm_cluster(slurm_installed: None) -> Iterator[Cluster]:
     """One cluster of six nodes with four GPUs each for all tests that ask for it; a test leaves no job behind."""
     with tempfile.TemporaryDirectory(prefix="hpcrl-", dir="/tmp") as folder, Cluster(Path(folder) / "c") as cluster:
         yield cluster
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """A run on the test cluster."""
+
+    cluster: Cluster
+    run: RunDirectory
+    job: str
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    @property
+    def log(self) -> str:
+        """What its jobs printed."""
+        return "".join(path.read_text() for path in sorted(self.path.glob("slurm/*.log")))
+
+    def wait(self, *states: str, seconds: float = 150) -> None:
+        """Until the job is in one of these states."""
+        try:
+            self.cluster.wait_job(self.job, set(states), seconds=seconds)
+        except DeadlineExceeded as late:
+            pytest.fail(f"{late}\n{self.log}")
+
+    def wait_for(self, what: str, poll: Callable[[], Any], seconds: float = 120) -> Any:
+        """Until something is there; fails with the job's log if the job ends first, or too late."""
+
+        def poll_job() -> Any:
+            found = poll()
+            return None if found in (None, False) else found
+
+        try:
+            return wait_for(what, poll_job, seconds=seconds)
+        except DeadlineExceeded as late:
+            pytest.fail(f"{late}\n{self.log}")
+
+    def wait_for_line(self, text: str, attempt: int, process: str, seconds: float = 120) -> None:
+        """Until a text stands in a process's journal of an attempt."""
+        path = self.path / f"attempt_{attempt}" / "journal" / f"{process}.jsonl"
+        self.wait_for(f"{text!r} in {path}", lambda: path.exists() and text in path.read_text(), seconds)
+
+    def records(self, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Journal records in order, of one attempt or all."""
+        attempts = [item for item in self.run.attempts() if attempt in (None, item.number)]
+        found = [r for item in attempts for _, r in JournalReader(item.journal).read() if r["kind"] == kind]
+        return sorted(found, key=lambda record: record["t"])
+
+    def verdicts(self) -> list[str]:
+        return [record["what"] for record in self.records("verdict")]
+
+    def nothing_is_left(self) -> None:
+        """No process of the run lives, none of its ports is taken, none of its shared memory is there."""
+
+        def left() -> list[str]:
+            return [
+                f"{p.pid} {' '.join(p.info['cmdline'])}"
+                for p in psutil.process_iter(["cmdline"])
+                if str(self.path) in " ".join(p.info["cmdline"] or []) and p.pid != os.getpid()
+            ]
+
+        self.wait_for("its processes to end", lambda: not left(), seconds=20)
+        for plan in self.path.glob("attempt_*/plan.json"):
+            first, end = json.loads(plan.read_text())["ports"]
+            taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+            assert not taken & set(range(first, end))
+
+
+class JobRuns:
+    """Makes runs as ``hpcrl submit`` leaves them, and submits them."""
+
+    def __init__(self, cluster: Cluster, folder: Path, sets: dict[str, tuple[str, ...]]) -> None:
+        self.cluster, self._folder, self._sets = cluster, folder, sets
+        self.made: list[JobRun] = []
+
+    def submit(self, recipe: str, layout: Layout, *sets: str, requeue: bool = True, before: Any = None) -> JobRun:
+        """Submit ``toy`` or ``tiny``.
+
+        Args:
+            layout: the groups of its components are those of the recipe.
+            before: called with the run directory before the job is submitted.
+        """
+        built = build_recipe(RECIPES[recipe], (*self._sets[recipe], *sets))
+        path = self._folder / f"run{len(self.made)}"
+        run = RunDirectory.create(
+            path, name=built.name, recipe_json=recipe_to_json(built), sources=sources(sys.modules[MODULE])
+        )
+        site = load_site(PACKAGED / "local-cluster.toml")
+        facts = JobFacts(
+            run=path,
+            run_id=run.run_id,
+            name=built.name,
+            code=(Path(hpcrl.__file__).parents[1],),
+            python=Path(sys.prefix),
+            signal_s=30,
+            requeue=requeue,
+        )
+        (path / "slurm").mkdir()
+        for name, text in (("layout", layout.to_json()), ("site", site.to_json()), ("job", facts.to_json())):
+            (path / f"{name}.json").write_text(text)
+        script_of(run).write_text(render_script(layout, site, facts))
+        if before is not None:
+            before(run)
+        job = Slurm({**os.environ, **self.cluster.env}).submit(script_of(run))
+        record_job(run, job, "submit")
+        self.made.append(JobRun(self.cluster, run, str(job)))
+        return self.made[-1]
+
+
+@pytest.fixture
+def runs(slurm_cluster: Cluster, tiny_model: Path, tmp_path: Path) -> Iterator[JobRuns]:
+    """Runs on the cluster; their jobs are ended after the test."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": str(n)}) + "\n" for n in range(10)))
+    made = JobRuns(slurm_cluster, tmp_path, {"toy": (), "tiny": (f"model={tiny_model}", f"data={data}")})
+    yield made
+    jobs = slurm_cluster.run("squeue", "--noheader", "--format=%A").split()
+    if jobs:
+        slurm_cluster.run("scancel", *jobs)
+    wait_for("the test's jobs to end", lambda: not slurm_cluster.run("squeue", "--noheader") or None, seconds=40)

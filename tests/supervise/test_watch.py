@@ -13,6 +13,7 @@ from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import StopFlag, wait_for
 from hpcrl.supervise.children import Child, tail
+from hpcrl.supervise.drain import ask_to_drain
 from hpcrl.supervise.watch import watch
 
 # A real process that says it is up, then does what its argument asks for.
@@ -20,7 +21,10 @@ PLAYER = """
 import json, os, signal, sys, time
 what, folder, name = json.loads(sys.argv[1])
 asked = []
-signal.signal(signal.SIGTERM, (lambda *_: None) if what == "deaf" else (lambda *_: asked.append(1)))
+signal.signal(signal.SIGUSR2, (lambda *_: None) if what == "deaf" else (lambda *_: asked.append(1)))
+if what == "weak":
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 def record(status, code=0):
     path = os.path.join(folder, "done", name + ".json")
     with open(path + ".new", "w") as file:
@@ -67,6 +71,24 @@ def test_services_are_stopped_once_all_workers_are_done(attempt: Attempt):
     assert DoneRecords(attempt).read()["s.0"].status == "stopped"
 
 
+def test_the_queue_outlives_every_role_that_is_a_service_on_any_slot(attempt: Attempt):
+    roles = frozenset({"a.0", "s.0", "far.0"})
+    children = [start(attempt, "a.0", "work")] + [start(attempt, name, "wait", service=True) for name in ("queue.0", "s.0")]
+    ended: list[DoneRecord | None] = []
+    watching = threading.Thread(
+        target=lambda: ended.append(watch(children, frozenset({"a.0"}), attempt, stop=StopFlag(), drain_s=10, roles=roles))
+    )
+    watching.start()
+    wait_for("the role service to end", lambda: DoneRecords(attempt).read().get("s.0"), seconds=10)
+    watching.join(0.5)
+    assert watching.is_alive()
+    assert "queue.0" not in DoneRecords(attempt).read()
+    write_done(attempt, DoneRecord(process="far.0", status="stopped"))
+    watching.join(10)
+    assert ended == [None]
+    assert DoneRecords(attempt).read()["queue.0"].status == "stopped"
+
+
 def test_a_failure_asks_the_other_workers_to_stop_and_is_returned(attempt: Attempt):
     children = [start(attempt, "a.0", "wait"), start(attempt, "b.0", "fail")]
     failure = watch(children, frozenset({"a.0", "b.0"}), attempt, stop=StopFlag(), drain_s=10)
@@ -81,6 +103,13 @@ def test_a_failure_on_another_slot_ends_this_one(attempt: Attempt):
     failure = watch([child], frozenset({"a.0", "far.0"}), attempt, stop=StopFlag(), drain_s=10)
     assert failure is not None
     assert failure.code == 5
+    assert DoneRecords(attempt).read()["a.0"].status == "stopped"
+
+
+def test_a_worker_that_was_stopped_on_another_slot_ends_this_one(attempt: Attempt):
+    child = start(attempt, "a.0", "wait")
+    write_done(attempt, DoneRecord(process="far.0", status="stopped"))
+    assert watch([child], frozenset({"a.0", "far.0"}), attempt, stop=StopFlag(), drain_s=10) is None
     assert DoneRecords(attempt).read()["a.0"].status == "stopped"
 
 
@@ -116,8 +145,28 @@ def test_a_request_to_drain_is_heard_while_watching(attempt: Attempt):
     assert watch([child], frozenset({"a.0"}), attempt, stop=stop, drain_s=10) is None
 
 
+def test_to_die_of_the_request_to_stop_is_no_failure(attempt: Attempt):
+    child = start(attempt, "a.0", "weak")
+    stop = StopFlag()
+    stop.set()
+    assert watch([child], frozenset({"a.0"}), attempt, stop=stop, drain_s=10) is None
+    assert DoneRecords(attempt).read()["a.0"].status == "stopped"
+
+
+def test_the_request_of_the_attempt_shortens_the_deadline(attempt: Attempt):
+    child = start(attempt, "a.0", "deaf")
+    stop = StopFlag()
+    stop.set()
+    ask_to_drain(attempt, "preempted", 0.5)
+    started = time.monotonic()
+    assert watch([child], frozenset({"a.0"}), attempt, stop=stop, drain_s=60) is not None
+    assert time.monotonic() - started < 8
+
+
 def test_tail_gives_the_last_lines_and_says_why_it_cannot(tmp_path: Path):
     log = tmp_path / "log"
     log.write_text("\n".join(str(n) for n in range(100_000)))
     assert tail(log, 2) == "99998\n99999"
     assert "No such file" in tail(tmp_path / "none")
+    (tmp_path / "empty").touch()
+    assert tail(tmp_path / "empty") == "(the log is empty)"

@@ -1,0 +1,167 @@
+"""One attempt inside a Slurm job, from its steps' start to its verdict."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from hpcrl.launch.layout import Layout
+from hpcrl.launch.render import JobFacts
+from hpcrl.launch.site import Site
+from hpcrl.plan.plan import Plan
+from hpcrl.recipe import Recipe
+from hpcrl.run.directory import Attempt
+from hpcrl.run.errors import RoleFailed
+from hpcrl.run.records import DoneRecord, DoneRecords, write_done
+from hpcrl.run.stop import back_off
+from hpcrl.supervise.drain import Drain, ask_to_drain, drain_of
+from hpcrl.supervise.heard import Heard
+from hpcrl.supervise.ignitor import workers_of
+from hpcrl.supervise.job import Job, SlurmCallFailed, hostnames
+from hpcrl.supervise.steps import Step, Steps
+from hpcrl.supervise.verdict import CAUSED_S, Verdict, judge_attempt, seconds_left
+from hpcrl.tracking.journal import Journal
+
+log = logging.getLogger(__name__)
+
+# One question to the controller, whatever the number of nodes.
+NODE_POLL_S = 10.0
+LOOK_S = 5.0
+
+
+class Life:
+    """An attempt's life.
+
+    Args:
+        nodes: names of the nodes of each component that are to be used.
+        kill_wait: from Slurm's SIGTERM to its SIGKILL [s].
+
+    Attributes:
+        lost: nodes that Slurm took away.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        recipe: Recipe,
+        layout: Layout,
+        site: Site,
+        facts: JobFacts,
+        job: Job,
+        nodes: Sequence[Sequence[str]],
+        *,
+        heard: Heard,
+        journal: Journal,
+        kill_wait: float,
+    ) -> None:
+        self._attempt, self._recipe, self._layout, self._job = attempt, recipe, layout, job
+        self._heard, self._journal, self._kill_wait = heard, journal, kill_wait
+        self._nodes = frozenset(name for names in nodes for name in names)
+        # A third of it, so that a second try fits before the first ignitors give up.
+        self.steps = Steps(attempt, layout, site, facts, nodes, start_s=recipe.limits.start_s / 3)
+        self.lost: set[str] = set()
+        self._records = DoneRecords(attempt)
+        self._workers: frozenset[str] | None = None
+        self._plan: Plan | None = None
+        self._drain: Drain | None = None
+        self._failed_at: float | None = None
+        self._released = False
+        self._looked_at = time.monotonic()
+
+    def run(self) -> Verdict:
+        """Until every worker has left a record, or every step has ended. Services may then still be ending."""
+        pauses = back_off(0.05, 0.5)
+        try:
+            while not self._is_over():
+                self._hear()
+                if self._drain is None:
+                    self.steps.tend(self._say_step)
+                    self._watch_over()
+                time.sleep(next(pauses))
+        except RoleFailed as failed:
+            ask_to_drain(self._attempt, str(failed), LOOK_S)
+            return Verdict("failed", failed.code, str(failed))
+        drain = None if self._released else drain_of(self._attempt)
+        return judge_attempt(list(self._records.read().values()), self._workers, drain)
+
+    def _is_over(self) -> bool:
+        self._read_plan()
+        ended = self.steps.ended() and (self._drain is not None or bool(self.steps.lost()))
+        return ended or (self._workers is not None and self._workers <= self._records.read().keys())
+
+    def _read_plan(self) -> None:
+        path = self._attempt.path / "plan.json"
+        if self._plan is None and path.exists():
+            self._plan = Plan.from_json(path.read_text())
+            self._workers = workers_of(self._recipe, self._plan)
+
+    def _hear(self) -> None:
+        """Requests to end: from signals to this process, or from an ignitor that was signalled."""
+        reason = self._heard.take()
+        if reason is not None and drain_of(self._attempt) is None:
+            ask_to_drain(self._attempt, reason, self._recipe.limits.drain_s)
+        request = drain_of(self._attempt)
+        if request is None or self._drain is not None:
+            return
+        self._drain = request
+        seconds = self._bound()
+        log.info("saving and ending within %.0f s: %s", seconds, request.reason)
+        self._journal.write("drain", reason=request.reason, seconds=seconds)
+
+    def _bound(self) -> float:
+        """Shorten the request to what Slurm leaves; what it does not say leaves it as it is."""
+        limit = self._recipe.limits.drain_s
+        seconds = seconds_left(self._job.look(LOOK_S), limit, kill_wait=self._kill_wait, now=time.time())
+        if seconds < limit:
+            ask_to_drain(self._attempt, "", seconds)
+        return seconds
+
+    def _watch_over(self) -> None:
+        """Failures that ignitors alone cannot answer: nodes that are gone, steps that ended, roles that were stopped."""
+        records = self._records.read()
+        failure = self._records.first_failure()
+        now = time.monotonic()
+        if failure is not None and self._failed_at is None:
+            self._failed_at = now
+        ended = bool(self.steps.lost())
+        if self._layout.no_kill and (ended or failure is not None or now - self._looked_at > NODE_POLL_S):
+            self._look_for_lost_nodes()
+        if self.lost:
+            return
+        if failure is not None and self._failed_at is not None and now - self._failed_at > CAUSED_S:
+            # Ignitors with processes know by themselves; this is for those that still wait for others.
+            self._released = True
+            self._ask(f"{failure.process} failed")
+        stopped = sorted((self._workers or frozenset()) & {n for n, r in records.items() if r.status == "stopped"})
+        if stopped and failure is None:
+            self._ask(f"{stopped[0]} was stopped from outside")
+        elif ended and failure is None:
+            self._ask(f"the step of component {self.steps.lost()[0].component.name} ended")
+
+    def _ask(self, reason: str) -> None:
+        ask_to_drain(self._attempt, reason, self._recipe.limits.drain_s, replace=False)
+
+    def _look_for_lost_nodes(self) -> None:
+        self._looked_at = time.monotonic()
+        state = self._job.look(LOOK_S)
+        if state is None:
+            return
+        try:
+            lost = self._nodes - set(hostnames(state.nodes))
+        except SlurmCallFailed as error:
+            log.warning("%s", error)
+            return
+        if not lost:
+            return
+        self.lost |= lost
+        names = ", ".join(sorted(lost))
+        self._ask(f"node {names} is down")
+        self._journal.write("lost", nodes=sorted(lost))
+        for process in self._plan.processes if self._plan else ():
+            if process.node in lost and process.name not in self._records.read():
+                what = f"node {process.node} is down"
+                write_done(self._attempt, DoneRecord(process=process.name, status="failed", code=1, error=what))
+
+    def _say_step(self, step: Step) -> None:
+        self._journal.write("launch", component=step.component.name, nodes=list(step.nodes), first=step.first, tries=step.tries)

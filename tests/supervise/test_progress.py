@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hpcrl.run.atomic import write_json
+from hpcrl.run.directory import RunDirectory
+from hpcrl.supervise.progress import begin, committed_steps
+
+
+def save(run: RunDirectory, step: int) -> None:
+    folder = run.state / f"step-{step:08d}"
+    folder.mkdir()
+    write_json(folder / "record.json", {"step": step, "caller": {"step": step, "prompts": 4 * step, "beyond": []}})
+
+
+def test_steps_count_from_where_a_person_last_resumed(tmp_path: Path):
+    run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}")
+    (run.path / "slurm").mkdir()
+    begin(run.new_attempt(), "1")
+    save(run, 7)
+    begin(run.new_attempt(), "1")
+    run.new_attempt()  # on a machine without Slurm
+    begin(run.new_attempt(), "2")
+    assert committed_steps(run) == [0, 7, 7]
+    jobs = [{"job": "1", "t": 1.0, "why": "submit"}, {"job": "2", "t": 2.0, "why": "resume"}]
+    (run.path / "slurm" / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    assert committed_steps(run) == [7]
+    begin(run.new_attempt(), "2")
+    assert committed_steps(run) == [7, 7]
