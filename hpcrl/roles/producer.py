@@ -107,9 +107,9 @@ class Producer:
             return []
         recipe = self._context.recipe
         version = version_needed(batch, window=recipe.schedule.window, version_lag=recipe.limits.version_lag)
-        self._context.phase("gate", step=batch)
+        self._context.phase("gate", step=batch + 1)
         engines = self._gate(batch, version)
-        self._context.phase("generate", step=batch)
+        self._context.phase("generate", step=batch + 1)
         if self._lock_step:
             return [Unit(batch, tuple(share), version, engine) for engine, share in deal(numbers, engines)]
         return [Unit(batch, (number,), version) for number in numbers]
@@ -160,7 +160,7 @@ class Producer:
             context.queue.put(self._stream, self._source.rows(prompt, of_prompt, step=unit.batch))
         context.journal.write(
             "sampled",
-            step=unit.batch,
+            step=unit.batch + 1,
             prompts=len(prompts),
             samples=sum(map(len, answers)),
             tokens=sum(len(answer.ids) for of_prompt in answers for answer in of_prompt),

@@ -86,6 +86,7 @@ class Reward(Role):
                 _Grading(self, context, pool).run()
             except Stopped:
                 log.info("asked to stop; ungraded samples are dropped with the attempt")
+                raise
         context.queue.close_stream(self.stream)
 
 
@@ -143,11 +144,13 @@ class _Grading:
         )
         block, futures = self._under_way.popleft()
         grades = [self._pool.collect(future) for future in futures]
+        # A scheduler's signal ends the workers too, which says nothing of their samples.
+        context.raise_if_stopped()
         step = int(np.asarray(block.columns["step"])[0])
         self._keep_example(block, grades)
         counts = self._tally.add(step, grades)
-        context.phase("grade", step=step)
-        context.journal.write("outcomes", step=step, **counts)
+        context.phase("grade", step=step + 1)
+        context.journal.write("outcomes", step=step + 1, **counts)
         self._raise_if_step_failed()
         context.queue.fill(
             block,
@@ -169,6 +172,6 @@ class _Grading:
         if step is not None:
             raise RoleFailed(
                 f"{self._context.identity.name}: reward function {self._role.function!r} gave no grade for any sample of step "
-                f"{step}, only timeouts and exceptions. One example:\n{self._example}\n",
+                f"{step + 1}, only timeouts and exceptions. One example:\n{self._example}\n",
                 do="mend the function, or raise sample_s if it is only slow",
             )

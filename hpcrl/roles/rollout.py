@@ -99,7 +99,9 @@ class Rollout(Role):
             try:
                 producer.run(cursor.prompts, self.total_prompts(recipe, len(prompts)), trained=cursor.beyond)
             except Stopped:
+                # The stream is not at its end: a trainer that heard of the stop later would take it for the last step's.
                 log.info("asked to stop; prompts without an answer are asked again when the run goes on")
+                raise
         context.queue.close_stream(self.stream)
 
     def total_prompts(self, recipe: Recipe, size: int) -> int:

@@ -48,7 +48,7 @@ class Follower:
         engine, context = self._engine, self._context
         engine.load_state(context.attempt.run.state)
         while (word := _WORDS[engine.say(0)]) != "end":
-            context.phase(word, step=engine.step)
+            context.phase(word, step=engine.step + (word == "train"))
             if word == "train":
                 engine.train_batch(None)
             elif word == "publish":
@@ -105,7 +105,7 @@ class Leader:
     def _collect(self, step: int) -> list[Batch]:
         """The prompt groups of a step; fewer, or none, once the stream has ended."""
         context, ended = self._context, False
-        context.phase("collect", step=step)
+        context.phase("collect", step=step + 1)
         while (groups := self._collector.take(step, ended=ended)) is None:
             try:
                 batch = context.read(SAMPLES, TRAINED_NAMES, max_rows=self._rows)
@@ -126,7 +126,7 @@ class Leader:
     def _step(self, groups: Sequence[Batch], started: float, waited: float) -> None:
         context, engine = self._context, self._engine
         step = engine.step
-        context.phase("train", step=step)
+        context.phase("train", step=step + 1)
         rows = _joined(groups)
         self._say("train")
         figures = engine.train_batch(_samples(rows, divide_by_std=self._settings.divide_by_std))
@@ -137,7 +137,7 @@ class Leader:
             context.queue.clear(group)
         context.journal.write(
             "step",
-            step=step,
+            step=engine.step,
             version=engine.step,
             **_summary(rows, step),
             **figures,

@@ -1,6 +1,7 @@
 """The run's own journal: JSON lines, one file and one writer for each process.
 
-Every line has ``t`` (Unix time [s]), ``kind``, and that kind's fields. Kinds that the framework reads back:
+Every line has ``t`` (Unix time [s]), ``kind``, and that kind's fields. Steps count from 1 here, as people count: step n makes
+version n out of batch n - 1. Kinds that the framework reads back:
 
 ``phase``     heartbeat of a role: name, step.
 ``step``      one training step, by the trainer: step, version, reward, loss, grad_norm, tokens, step_s, …
@@ -8,6 +9,14 @@ Every line has ``t`` (Unix time [s]), ``kind``, and that kind's fields. Kinds th
 ``served``    an engine switched weights: version, load_s, hash.
 ``sampled``   prompts answered, by a rollout role: prompts, samples, tokens, seconds.
 ``metrics``   any other figures against a step.
+
+Written by the supervisor of a Slurm job:
+
+``job``       a job began the attempt: job, restarts.
+``launch``    a step was started: component, nodes, first slot, tries.
+``drain``     all were asked to save and end: reason, seconds left.
+``lost``      Slurm took nodes away: nodes.
+``verdict``   what followed the attempt: what (done, failed, relaunch, requeue, leave, successor, cancelled, stuck), reason.
 """
 
 from __future__ import annotations

@@ -225,7 +225,9 @@ def test_the_last_batch_holds_what_is_left_and_a_resumed_run_starts_in_the_middl
     assert [numbers for _, _, numbers in bench.fake.requests] == [(6, 7), (8, 9)]
 
 
-@pytest.mark.parametrize(("window", "lag", "ahead"), [(2, 4, 1), (3, 4, 2), (3, 1, 1), (None, 2, 2), (None, 0, 0)])
+@pytest.mark.parametrize(
+    ("window", "lag", "ahead"), [(2, 4, 1), (3, 4, 2), (3, 1, 1), (None, 4, 2), (None, 2, 1), (None, 0, 0)]
+)
 def test_generation_runs_ahead_as_far_as_window_and_lag_let_it(tmp_path, window, lag, ahead):
     bench = Bench(tmp_path, window=window, lag=lag, steps=5)
     thread = bench.start()

@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
+from hpcrl.data.pool import GradingPool
 from hpcrl.data.rewards import Outcome
 from hpcrl.dataplane.connect import connect
 from hpcrl.dataplane.interface import EndOfStream
@@ -17,7 +18,7 @@ from hpcrl.roles.context import Identity, RoleContext
 from hpcrl.roles.reward import Reward
 from hpcrl.roles.samples import CREATED_NAMES, SAMPLES, samples_stream
 from hpcrl.run.directory import RunDirectory
-from hpcrl.run.errors import RoleFailed
+from hpcrl.run.errors import RoleFailed, Stopped
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag
 from hpcrl.tracking.journal import Journal, JournalReader
@@ -144,14 +145,19 @@ def test_every_sample_is_graded_and_outcomes_are_counted_apart(tmp_path, functio
     outcomes = bench.journal("outcomes")
     counted = {name: sum(record.get(name, 0) for record in outcomes) for name in ("right", "wrong", "timeout", "exception")}
     assert counted == {"right": 4, "wrong": 1, "timeout": 1, "exception": 2}
-    assert {record["step"] for record in outcomes} == {0, 1}
+    assert {record["step"] for record in outcomes} == {1, 2}
     assert no_workers()
 
 
 @pytest.mark.slow
 def test_blocks_are_graded_while_the_stream_is_open(tmp_path, function):
     bench = Bench(tmp_path, Reward(function=function))
-    thread = threading.Thread(target=bench.role.run, args=(bench.context,))
+
+    def until_stopped() -> None:
+        with pytest.raises(Stopped):
+            bench.role.run(bench.context)
+
+    thread = threading.Thread(target=until_stopped)
     thread.start()
     try:
         for prompt in range(3):
@@ -167,6 +173,25 @@ def test_blocks_are_graded_while_the_stream_is_open(tmp_path, function):
 
 
 @pytest.mark.slow
+def test_grades_that_come_with_the_stop_are_dropped(tmp_path, function, monkeypatch):
+    """A scheduler signals every process of a job at once, so workers may have been ended with the role."""
+    bench = Bench(tmp_path, Reward(function=function))
+    bench.put(0, 0, "7")
+    collect = GradingPool.collect
+
+    def collect_and_stop(pool, future):
+        bench.stop.set()
+        return collect(pool, future)
+
+    monkeypatch.setattr(GradingPool, "collect", collect_and_stop)
+    bench.source.close_stream(SAMPLES)
+    with pytest.raises(Stopped):
+        bench.role.run(bench.context)
+    assert bench.sink.read(SAMPLES, ("prompt_number", "outcome"), max_rows=64, wait_s=0.2) is None
+    assert bench.journal("outcomes") == []
+
+
+@pytest.mark.slow
 def test_a_step_without_a_single_grade_ends_the_role_with_an_example(tmp_path, function):
     bench = Bench(tmp_path, Reward(function=function, sample_s=0.3))
     bench.put(0, 0, "7", "raise")
@@ -177,7 +202,7 @@ def test_a_step_without_a_single_grade_ends_the_role_with_an_example(tmp_path, f
     with pytest.raises(RoleFailed) as caught:
         bench.role.run(bench.context)
     said = str(caught.value)
-    assert "step 1" in said
+    assert "step 2" in said
     assert '"question": "3 + 4"' in said
     assert "response: 'raise'" in said
     assert "LookupError: nothing about" in said
