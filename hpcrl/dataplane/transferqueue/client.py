@@ -217,15 +217,33 @@ class TransferQueuePlane(DataPlane):
         # TransferQueue says nothing when its controller did not take note of a write: look, and write once more.
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._link.write(meta, packed), self._call_s / 3)
-            seen = await self._link.blocks(f"rows/{stream}", keys)
-            # A block that is gone by now was visible: it was read and cleared.
-            if seen.size < len(keys) or set(packed) <= set(seen.field_names):
+                await asyncio.wait_for(self._link.write(meta, packed), self._call_s / 4)
+            if await self._noted(stream, keys, set(packed), since=set(meta.field_names)):
                 return
         raise DataPlaneError(
             f"{self._member.name}: columns {list(packed)} of stream {stream!r} were written twice and are not visible; a "
             f"storage unit or the controller did not take them: read the logs of the queue's processes"
         )
+
+    async def _noted(self, stream: str, keys: Sequence[str], columns: set[str], *, since: set[str]) -> bool:
+        """Whether the controller has noted columns of the blocks, or the blocks were visible and are cleared by now.
+
+        A block is cleared in steps: its columns vanish first and its key last, then its place is used again. A second write
+        in between would land in the next block at that place, so columns that are not there are waited for: they appear, or
+        the key goes.
+
+        Args:
+            since: columns that the blocks had before; once one of these is missing, a block is being cleared.
+        """
+        pauses, deadline = back_off(0.005, 0.25), time.monotonic() + self._call_s / 5
+        while True:
+            seen = await self._link.blocks(f"rows/{stream}", keys)
+            have = set(seen.field_names)
+            if seen.size < len(keys) or columns <= have or not since <= have:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(next(pauses))
 
     def _fetch(self, stream: str, wanted: Sequence[Column], config: dict[str, Any]) -> Batch | None:
         names = [column.name for column in wanted]

@@ -105,6 +105,37 @@ def test_a_write_the_controller_did_not_note_is_written_again(bench, monkeypatch
     assert len(score.read(bench.name, MADE, max_rows=4, wait_s=5)) == 2
 
 
+@pytest.mark.parametrize("step", ["put", "fill"])
+def test_a_block_cleared_while_its_writer_looks_is_not_written_again(bench, monkeypatch, step):
+    """A second write would land in the block that has its place next."""
+    make, score = bench.plane("make"), bench.plane("score")
+    plane = make if step == "put" else score
+    if step == "fill":
+        make.put(bench.name, rows(2))
+        batch = score.read(bench.name, MADE, max_rows=4, wait_s=5)
+    client, write, writes, clearing = plane._link._client, plane._link.write, [], []
+
+    async def write_and_begin_clearing(meta: Any, columns: Any) -> None:
+        writes.append(set(columns))
+        await write(meta, columns)
+        # What a final reader's clear does: the first step before the writer looks, the others some time after.
+        await client._mark_clearing_in_controller(meta)
+
+        async def finish() -> None:
+            await asyncio.sleep(0.3)
+            await client.storage_manager.clear_data(meta)
+            await client._clear_meta_in_controller(meta)
+
+        clearing.append(asyncio.ensure_future(finish()))
+
+    monkeypatch.setattr(plane._link, "write", write_and_begin_clearing)
+    if step == "put":
+        make.put(bench.name, rows(2))
+    else:
+        score.fill(batch, {"reward": np.zeros(2, np.float32)})
+    assert len(writes) == 1
+
+
 def test_a_write_that_never_becomes_visible_is_an_error(bench, monkeypatch):
     make = bench.plane("make")
 
