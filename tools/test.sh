@@ -12,4 +12,6 @@ fi
 ruff check .
 ruff format --check .
 mypy
-python -m pytest "${marks[@]}" "$@"
+# Real clusters and real processes with deadlines share this host with whatever else runs on it: what fails is run once more,
+# alone, and both outcomes stay in the output. What fails twice fails.
+python -m pytest "${marks[@]}" "$@" || python -m pytest "${marks[@]}" --last-failed --last-failed-no-failures none "$@"

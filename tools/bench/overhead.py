@@ -32,7 +32,7 @@ def lines(command: list[str]) -> list[dict[str, Any]]:
     """Run a loop that prints one JSON line a step."""
     env = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     output = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
 
 
 def ours(steps: int, seed: int, window: int, folder: Path) -> list[dict[str, Any]]:
