@@ -25,11 +25,15 @@ class Column:
 
     A scalar column holds one value a row; a ragged one holds a one-dimensional array of any length a row. ``str``
     columns are scalar.
+
+    Attributes:
+        finite: of a float column: a NaN or an infinity is refused.
     """
 
     name: str
     dtype: DType
     ragged: bool = False
+    finite: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +45,25 @@ class Stream:
     Attributes:
         block_rows: the most rows that one ``put`` may hold. A block is written, filled, read and cleared as a whole, so
             every reader must ask for at least this many rows.
-        capacity_rows: live rows that the stream may hold before its producers wait; the processes that create its rows
-            share them equally.
+        capacity_rows: rows that may live untrained before the stream's producers wait.
+        capacity_bytes: of all their columns.
+        max_row_bytes: a larger row is refused; a string counts by its characters.
+        prompt: int column of the rows' prompt numbers, for the history; empty if there is none.
+        version: int column of the policy versions that made a row; where it is ragged, its least and greatest are the span.
+        tokens: ragged columns whose lengths add up to a row's length, for the length balance.
+        aligned: groups of ragged columns that must be equally long within each row; 0 long is allowed.
     """
 
     name: str
     columns: tuple[Column, ...]
     block_rows: int = 256
     capacity_rows: int = 65_536
+    capacity_bytes: int = 8 << 30
+    max_row_bytes: int = 256 << 20
+    prompt: str = ""
+    version: str = ""
+    tokens: tuple[str, ...] = ()
+    aligned: tuple[tuple[str, ...], ...] = ()
 
     def column(self, name: str) -> Column:
         """The column of that name; ``KeyError`` if the stream has none."""

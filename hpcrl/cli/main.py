@@ -18,6 +18,8 @@ COMMANDS = {
     "list": ("hpcrl.cli.list", "List runs: what each is doing, and how far it is."),
     "status": ("hpcrl.cli.status", "Show where a run is and what each process is at."),
     "logs": ("hpcrl.cli.logs", "Show or follow the logs of a run's processes."),
+    "queue": ("hpcrl.cli.queue", "Export the rows of a run's queue."),
+    "verify": ("hpcrl.cli.verify", "Prove that no row of a run was lost or trained twice."),
     "cancel": ("hpcrl.cli.cancel", "Let a run on a cluster save and end, or end it at once."),
     "resume": ("hpcrl.cli.resume", "Queue a further job for a run, which goes on where it ended."),
     "requeue": ("hpcrl.cli.requeue", "Let a run save and go back into Slurm's queue."),

@@ -4,7 +4,11 @@ A **block** is what one ``put`` wrote: it travels, is filled, read and cleared a
 cheap. A **batch** is what one ``read`` returned: whole blocks, their rows one after the other.
 
 Life of a row: ``put`` by the group that creates it, ``fill`` by the groups that own further columns, ``read`` once by each
-group that asks for it (one replica gets it), ``clear`` by the final reader.
+group that asks for it (one replica gets it), ``acknowledge`` by the final reader, which clears it.
+
+What is read is under **lease**: it goes to another process of the group if its reader is not heard of for a while (calls and
+a thread of the data plane's own are its signs of life), begins a new life, or gives it back. A lease ends when the reader
+fills its columns, or acknowledges; who only looks on must acknowledge too, or the group's other readers see no end.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ class SchemaError(DataPlaneError):
 
 
 class EndOfStream(DataPlaneError):
-    """Every producer of the columns asked for has closed the stream and this reader has had every row."""
+    """Every producer of the columns asked for has closed the stream, and no other process of the reader's group holds rows
+    that could come back to it (rows that it trained could only come back to itself)."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class DataPlane(ABC):
     def read(self, stream: str, columns: Sequence[str], *, max_rows: int, wait_s: float) -> Batch | None:
         """Up to ``max_rows`` rows, in whole blocks, that have all these columns and that this group has not read yet.
 
-        Returns as soon as at least one block is there, else None after ``wait_s`` seconds.
+        Returns as soon as at least one block is there, else None after ``wait_s`` seconds. The rows are under lease.
 
         Raises:
             EndOfStream: nothing is left and nothing more will come.
@@ -130,12 +135,66 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def fill(self, batch: Batch, columns: Mapping[str, ColumnData]) -> None:
-        """Add columns to the rows of a batch; the same checks as ``put``."""
+    def draw(
+        self,
+        stream: str,
+        columns: Sequence[str],
+        *,
+        draw: int,
+        rows: int,
+        share: int,
+        shares: int,
+        wait_s: float,
+        max_tokens: int = 0,
+        quadratic: float = 0.0,
+    ) -> Batch | None:
+        """One of ``shares`` shares, balanced by length, of the ``draw``-th set of ``rows`` rows.
+
+        Whoever asks for the same share of the same draw gets the same rows; the set is fixed by who asks first. It is the
+        oldest whole blocks that fit into ``rows``, and what is left at the end of the stream. None after ``wait_s`` seconds
+        while there are fewer; a share may be an empty batch.
+
+        Args:
+            max_tokens: no share may hold more, 0 = no limit; the set is cut to fewer blocks until none does.
+            quadratic: a row of t tokens costs ``t + quadratic * t * t``.
+
+        Raises:
+            EndOfStream, SchemaError, DataPlaneError: as :meth:`read`.
+        """
 
     @abstractmethod
-    def clear(self, batch: Batch) -> None:
-        """Remove the rows of a batch for good. Only the stream's final reader may."""
+    def fill(self, batch: Batch, columns: Mapping[str, ColumnData]) -> None:
+        """Add columns to the rows of a batch; the same checks as ``put``. Acknowledges it for this group.
+
+        Who lost the lease may fill all the same: the first to fill a block wins, and what comes later is left out in silence.
+        """
+
+    @abstractmethod
+    def trained(self, batch: Batch, version: int) -> None:
+        """The final reader trained on the rows: they make room for new ones, and stay until they are acknowledged.
+
+        Args:
+            version: policy version that the training made.
+
+        Raises:
+            DataPlaneError: another process has had some of them meanwhile: this training must not count.
+        """
+
+    @abstractmethod
+    def acknowledge(self, batch: Batch) -> None:
+        """This group is done with the rows; those of the final reader are gone for good. Rows that are gone are no error.
+
+        Raises:
+            DataPlaneError: the final reader lost the lease, and another process has the rows.
+        """
+
+    @abstractmethod
+    def give_back(self, batch: Batch) -> None:
+        """Whoever of this group reads next gets the rows."""
+
+    @abstractmethod
+    def drop(self, batch: Batch, reason: str) -> None:
+        """Remove rows for good, untrained, by a policy; counted by its reason."""
 
     @abstractmethod
     def close_stream(self, stream: str) -> None:
@@ -154,5 +213,17 @@ class DataPlane(ABC):
         """How much is in a stream now."""
 
     @abstractmethod
+    def figures(self, stream: str = "") -> dict[str, dict[str, Any]]:
+        """What is known of a stream, or of all, by name; see :func:`hpcrl.dataplane.ledger.why.figures`."""
+
+    @abstractmethod
+    def held(self, stream: str) -> frozenset[int]:
+        """Numbers of the prompts whose rows live in a stream."""
+
+    @abstractmethod
+    def why(self, row_id: int) -> list[str]:
+        """Sentences: where a row is, who holds it, which columns it lacks and who owes them."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Let go of sockets and threads. Does not close streams."""
+        """Let go of sockets and threads. Does not close streams; leases run out."""

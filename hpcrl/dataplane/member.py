@@ -111,10 +111,14 @@ class Member:
             raise SchemaError(f"stream {stream!r}: max_rows={max_rows} is below the stream's block_rows={declared.block_rows}")
         return _columns(declared, columns)
 
+    def is_final(self, stream: str) -> bool:
+        """Whether this group is the stream's final reader."""
+        return any(entry.final for entry in self._reads(stream))
+
     def check_clear(self, stream: str) -> None:
         """Raise :class:`DataPlaneError` unless this group is the stream's final reader."""
         self.stream(stream)
-        if not any(entry.final for entry in self._reads(stream)):
+        if not self.is_final(stream):
             raise DataPlaneError(f"stream {stream!r}: group {self.group!r} may not clear rows; it is not the final reader")
 
     def check_close(self, stream: str) -> None:

@@ -1,204 +1,196 @@
-"""The data plane between threads of one process: the same rules, no servers and no polling."""
+"""The data plane between threads of one process: the same ledger, asked directly, and rows in this process's memory."""
 
 from __future__ import annotations
 
-import copy
-import json
+import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from hpcrl.dataplane.interface import (
-    Batch,
-    Block,
-    ColumnData,
-    DataPlane,
-    DataPlaneError,
-    EndOfStream,
-    Feedback,
-    StreamDepth,
-)
-from hpcrl.dataplane.member import Member, encode_value
-from hpcrl.dataplane.packing import join
+from hpcrl.dataplane.desk.wire import gives_nothing
+from hpcrl.dataplane.interface import DataPlaneError
+from hpcrl.dataplane.ledger import ops
+from hpcrl.dataplane.ledger.ledger import Ledger
+from hpcrl.dataplane.ledger.rules import Rules, rules_of
+from hpcrl.dataplane.member import Member
+from hpcrl.dataplane.plane import LedgerPlane, MakeOp
 from hpcrl.run.errors import Stopped
 from hpcrl.run.stop import StopFlag
 
-_STOP_EVERY_S = 0.25
-
-
-@dataclass(eq=False)
-class _Held:
-    row_ids: np.ndarray
-    columns: dict[str, ColumnData]
-    read_by: set[str] = field(default_factory=set)
+# Waits are cut short so that a stop, and the end of somebody's lease, is seen.
+_LOOK_S = 0.25
 
 
 class MemoryHub:
-    """What all the planes of one process share."""
+    """What all the planes of one process share: the ledger of the run, and the bytes."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.rows: dict[str, dict[int, _Held]] = defaultdict(dict)
-        self.closed: dict[str, set[str]] = defaultdict(set)
-        self.feedback: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
+        self._changed = threading.Condition()
+        self._ledger: Ledger | None = None
+        self._rules: Rules | None = None
+        self._seqs: dict[tuple[str, int], itertools.count[int]] = defaultdict(lambda: itertools.count(1))
+        self._under_way: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self._indexes = itertools.count(1)
+        self._bytes: dict[int, np.ndarray] = {}
+        self._of_block: dict[tuple[str, int], list[int]] = defaultdict(list)
+
+    def join(self, rules: Rules) -> None:
+        """A plane of a run with these rules; the first makes the ledger.
+
+        Raises:
+            DataPlaneError: the hub serves a run with other rules.
+        """
+        with self._changed:
+            if self._ledger is None:
+                self._ledger, self._rules = Ledger(rules), rules
+            elif rules != self._rules:
+                raise DataPlaneError(
+                    "a hub serves one run: this plane's recipe or numbers of processes differ from the first's"
+                )
+
+    def ask(self, make: MakeOp, *, what: str, wait_s: float, stop: StopFlag) -> ops.Answer:
+        """The answer to an operation, waiting while it gives nothing.
+
+        Raises:
+            Stopped: while it waited.
+        """
+        until = time.monotonic() + wait_s
+        with self._changed:
+            op = make(1, 1)
+            process = (op.who, op.life)
+            seq = next(self._seqs[process])
+            # Other threads of the process may still wait for their answers.
+            under_way = self._under_way[process]
+            under_way.add(seq)
+            op = make(seq, min(under_way))
+            try:
+                while True:
+                    answer = self._apply(op)
+                    left = until - time.monotonic()
+                    if not gives_nothing(answer) or left <= 0:
+                        return answer
+                    if stop.is_set():
+                        raise Stopped(f"{op.who} was asked to stop while waiting to {what}")
+                    self._changed.wait(min(left, _LOOK_S))
+            finally:
+                under_way.discard(seq)
+
+    def write(self, stream: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[ops.Ref]:
+        """Keep bytes of a column of blocks, by first row id."""
+        refs = []
+        with self._changed:
+            for first, data in blocks:
+                index = next(self._indexes)
+                self._bytes[index] = data
+                self._of_block[stream, first].append(index)
+                refs.append(ops.Ref("memory", data.nbytes, index=index))
+        return refs
+
+    def read(self, refs: Sequence[ops.Ref]) -> list[np.ndarray]:
+        """The bytes again.
+
+        Raises:
+            DataPlaneError: they are gone.
+        """
+        with self._changed:
+            try:
+                return [self._bytes[ref.index] for ref in refs]
+            except KeyError as error:
+                raise DataPlaneError("rows were cleared while another group read them") from error
+
+    def clear(self, refs: Sequence[ops.Ref]) -> None:
+        """Bytes that nobody needs."""
+        with self._changed:
+            for ref in refs:
+                self._bytes.pop(ref.index, None)
+
+    def _apply(self, op: ops.AnyOp) -> ops.Answer:
+        assert self._ledger is not None
+        now = time.time()
+        gone: set[tuple[str, int]] = set()
+        for one in (*self._ledger.due(now), op):
+            answer, events = self._ledger.apply(one, now)
+            gone |= {(e.stream, first) for e in events if e.kind in ("cleared", "dropped") for first, _ in e.blocks}
+        if isinstance(op, ops.Fill):
+            gone |= {(op.stream, first) for first in op.blocks if not self._ledger.holds(op.stream, first)}
+        for block in gone:
+            for index in self._of_block.pop(block, ()):
+                self._bytes.pop(index, None)
+        if self._ledger.take_news():
+            self._changed.notify_all()
+        return answer
 
 
-class MemoryPlane(DataPlane):
+class MemoryPlane(LedgerPlane):
     """One role's connection to a hub.
 
     Args:
+        life: of the process; see :class:`hpcrl.dataplane.ledger.ops.Op`.
         wait_s: the longest that a put waits for room in its stream [s].
-        stop: ends a wait for room.
+        lease_s: how long rows stay this process's after it was closed [s].
+        settled: by stream, rows that a durable checkpoint holds as trained.
+        stop: ends waits.
     """
 
-    def __init__(self, member: Member, hub: MemoryHub, *, wait_s: float, stop: StopFlag | None = None) -> None:
-        self._member, self._hub, self._wait_s, self._stop = member, hub, wait_s, stop or StopFlag()
-        self._row_ids = member.row_ids()
-        self._open = True
+    def __init__(
+        self,
+        member: Member,
+        hub: MemoryHub,
+        *,
+        life: int,
+        wait_s: float,
+        lease_s: float,
+        settled: Mapping[str, Sequence[int]] | None = None,
+        stop: StopFlag | None = None,
+    ) -> None:
+        hub.join(rules_of(member.recipe, member.processes))
+        desk, store = _HubDesk(member.name, hub, stop or StopFlag()), _HubStore(hub)
+        super().__init__(member, desk, store, life=life, wait_s=wait_s, lease_s=lease_s, settled=settled)
 
-    def put(self, stream: str, columns: Mapping[str, ColumnData]) -> np.ndarray:
-        """See :meth:`DataPlane.put`. Waits while this process's share of the stream's capacity is full."""
-        declared = self._member.check_put(stream, columns)
-        rows = len(columns[declared[0].name])
-        with self._hub.changed:
-            self._refuse_closed(stream)
-            self._wait_for_room(stream, rows)
-            row_ids = self._row_ids.take(rows)
-            own = {column.name: copy.deepcopy(columns[column.name]) for column in declared}
-            self._hub.rows[stream][int(row_ids[0])] = _Held(row_ids, own)
-            self._hub.changed.notify_all()
-        return row_ids.copy()
 
-    def read(self, stream: str, columns: Sequence[str], *, max_rows: int, wait_s: float) -> Batch | None:
-        """See :meth:`DataPlane.read`."""
-        wanted = self._member.check_read(stream, columns, max_rows)
-        names = [column.name for column in wanted]
+class _HubDesk:
+    """Asks a hub on behalf of one plane."""
 
-        def ready() -> bool:
-            return bool(self._take(stream, names, max_rows)) or self._ended(stream, names)
+    def __init__(self, name: str, hub: MemoryHub, stop: StopFlag) -> None:
+        self._name, self._hub, self._stop, self._open = name, hub, stop, True
 
-        with self._hub.changed:
-            self._refuse_use()
-            self._hub.changed.wait_for(ready, wait_s)
-            taken = self._take(stream, names, max_rows)
-            if not taken:
-                if self._ended(stream, names):
-                    raise EndOfStream(f"stream {stream!r}: group {self._member.group!r} has had every row")
-                return None
-            for held in taken:
-                held.read_by.add(self._member.group)
-            parts = [copy.deepcopy([held.columns[name] for name in names]) for held in taken]
-        joined = {column.name: join(column, data) for column, data in zip(wanted, zip(*parts, strict=True), strict=True)}
-        return Batch(stream, joined, tuple(Block(held.row_ids.copy(), held) for held in taken))
-
-    def fill(self, batch: Batch, columns: Mapping[str, ColumnData]) -> None:
-        """See :meth:`DataPlane.fill`."""
-        declared = self._member.check_fill(batch.stream, columns, len(batch))
-        with self._hub.changed:
-            self._refuse_closed(batch.stream)
-            start = 0
-            for held in self._held(batch):
-                end = start + len(held.row_ids)
-                held.columns.update({c.name: copy.deepcopy(columns[c.name][start:end]) for c in declared})
-                start = end
-            self._hub.changed.notify_all()
-
-    def clear(self, batch: Batch) -> None:
-        """See :meth:`DataPlane.clear`."""
-        self._member.check_clear(batch.stream)
-        with self._hub.changed:
-            for held in self._held(batch):
-                del self._hub.rows[batch.stream][int(held.row_ids[0])]
-            self._hub.changed.notify_all()
-
-    def close_stream(self, stream: str) -> None:
-        """See :meth:`DataPlane.close_stream`."""
-        self._member.check_close(stream)
-        with self._hub.changed:
-            self._refuse_use()
-            self._hub.closed[stream].add(self._member.name)
-            self._hub.changed.notify_all()
-
-    def announce(self, feedback: str, value: dict[str, Any]) -> None:
-        """See :meth:`DataPlane.announce`."""
-        self._member.check_feedback(feedback, announce=True)
-        text = encode_value(feedback, value)
-        with self._hub.changed:
-            self._refuse_use()
-            sequence, _ = self._hub.feedback[feedback].get(self._member.name, (0, ""))
-            self._hub.feedback[feedback][self._member.name] = (sequence + 1, text)
-
-    def newest(self, feedback: str) -> dict[str, Feedback]:
-        """See :meth:`DataPlane.newest`."""
-        self._member.check_feedback(feedback, announce=False)
-        with self._hub.changed:
-            self._refuse_use()
-            held = dict(self._hub.feedback[feedback])
-        return {writer: Feedback(writer, sequence, json.loads(text)) for writer, (sequence, text) in held.items()}
-
-    def depth(self, stream: str) -> StreamDepth:
-        """See :meth:`DataPlane.depth`."""
-        columns = self._member.stream(stream).columns
-        with self._hub.changed:
-            self._refuse_use()
-            held = [(len(block.row_ids), set(block.columns)) for block in self._hub.rows[stream].values()]
-        return StreamDepth(
-            rows=sum(rows for rows, _ in held),
-            blocks=len(held),
-            rows_with={column.name: sum(rows for rows, have in held if column.name in have) for column in columns},
-        )
+    def ask(self, make: MakeOp, *, what: str, wait_s: float = 0.0) -> ops.Answer:
+        """See :meth:`MemoryHub.ask`."""
+        if not self._open:
+            raise DataPlaneError(f"{self._name}: the connection to the data plane is closed")
+        return self._hub.ask(make, what=what, wait_s=wait_s, stop=self._stop)
 
     def close(self) -> None:
-        """See :meth:`DataPlane.close`."""
+        """Ask nothing more."""
         self._open = False
 
-    def _wait_for_room(self, stream: str, rows: int) -> None:
-        allowed, left = self._member.live_rows_allowed(stream), self._wait_s
 
-        def has_room() -> bool:
-            live = sum(len(held.row_ids) for first, held in self._hub.rows[stream].items() if self._row_ids.mine(first))
-            return live == 0 or live + rows <= allowed
+class _HubStore:
+    """Keeps bytes in a hub."""
 
-        while not self._hub.changed.wait_for(has_room, min(left, _STOP_EVERY_S)):
-            if self._stop.is_set():
-                raise Stopped(f"{self._member.name} was asked to stop while it waited for room in stream {stream!r}")
-            left -= _STOP_EVERY_S
-            if left <= 0:
-                raise self._member.full(stream, self._wait_s)
+    def __init__(self, hub: MemoryHub) -> None:
+        self._hub = hub
 
-    def _take(self, stream: str, names: list[str], max_rows: int) -> list[_Held]:
-        taken: list[_Held] = []
-        for held in self._hub.rows[stream].values():
-            if self._member.group not in held.read_by and all(name in held.columns for name in names):
-                max_rows -= len(held.row_ids)
-                if max_rows < 0:
-                    break
-                taken.append(held)
-        return taken
+    def write(self, stream: str, column: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[ops.Ref]:
+        """See :meth:`MemoryHub.write`."""
+        return self._hub.write(stream, blocks)
 
-    def _ended(self, stream: str, names: list[str]) -> bool:
-        return self._member.closers(stream, names) <= self._hub.closed[stream]
+    def read(self, refs: Sequence[ops.Ref]) -> list[np.ndarray]:
+        """See :meth:`MemoryHub.read`."""
+        return self._hub.read(refs)
 
-    def _held(self, batch: Batch) -> list[_Held]:
-        self._refuse_use()
-        live = self._hub.rows[batch.stream]
-        gone = [block for block in batch.blocks if live.get(int(block.row_ids[0])) is not block.handle]
-        if gone:
-            raise DataPlaneError(
-                f"{self._member.name}: {len(gone)} of {len(batch.blocks)} blocks of a batch of stream {batch.stream!r} are no "
-                f"longer there (first row id {int(gone[0].row_ids[0])}): the batch was cleared before"
-            )
-        return [block.handle for block in batch.blocks]
+    def discard(self, refs: Sequence[ops.Ref]) -> None:
+        """See :meth:`MemoryHub.clear`."""
+        self._hub.clear(refs)
 
-    def _refuse_closed(self, stream: str) -> None:
-        self._refuse_use()
-        if self._member.name in self._hub.closed[stream]:
-            raise DataPlaneError(f"{self._member.name}: stream {stream!r} was closed by this process; it takes no more rows")
+    def clear(self, refs: Sequence[ops.Ref]) -> None:
+        """The hub has cleared them with their blocks."""
 
-    def _refuse_use(self) -> None:
-        if not self._open:
-            raise DataPlaneError(f"{self._member.name}: the connection to the data plane is closed")
+    def freed(self, segments: Mapping[str, int]) -> None:
+        """A hub has no segments."""
+
+    def close(self) -> None:
+        """The bytes stay the hub's."""

@@ -7,6 +7,7 @@ process (16), counter of that process (29).
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,3 +53,30 @@ class RowIds:
     def mine(self, row_id: int) -> bool:
         """Whether this process (this very incarnation) made that id."""
         return row_id >> COUNTER_BITS == self._prefix
+
+
+class RowOrigin(NamedTuple):
+    """What a row id says of its row; see :class:`RowIds`.
+
+    Attributes:
+        row: number of the row among those of this process in this life.
+    """
+
+    attempt: int
+    incarnation: int
+    writer: int
+    row: int
+
+
+def origin(row_id: int) -> RowOrigin:
+    """Where a row comes from."""
+    prefix, row = row_id >> COUNTER_BITS, row_id & (1 << COUNTER_BITS) - 1
+    prefix, writer = prefix >> WRITER_BITS, prefix & (1 << WRITER_BITS) - 1
+    return RowOrigin(prefix >> INCARNATION_BITS, prefix & (1 << INCARNATION_BITS) - 1, writer, row)
+
+
+def describe(row_id: int) -> str:
+    """The same for a person."""
+    made = origin(row_id)
+    again = f", life {made.incarnation}" if made.incarnation else ""
+    return f"attempt {made.attempt}, process {made.writer}{again}, its row {made.row}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -22,7 +23,8 @@ def describe(column: Column) -> str:
 def check_rows(stream: Stream, expected: Sequence[Column], data: Mapping[str, ColumnData], *, rows: int | None = None) -> int:
     """Check that data holds exactly the expected columns, each of its declared type, all equally long.
 
-    Nothing is cast: a column of another dtype is refused.
+    Float columns that say so hold no NaN and no infinity, aligned columns are equally long within each row (a row of no
+    tokens at all is fine), and no row is over the stream's limit. Nothing is cast: a column of another dtype is refused.
 
     Args:
         rows: how many rows there must be; None where any number from 1 to ``stream.block_rows`` will do.
@@ -50,7 +52,34 @@ def check_rows(stream: Stream, expected: Sequence[Column], data: Mapping[str, Co
         raise SchemaError(f"stream {stream.name!r}: expected at least one row, got none in column {names[0]!r}")
     if rows is None and found > stream.block_rows:
         raise SchemaError(f"stream {stream.name!r}: expected at most block_rows={stream.block_rows} rows, got {found}")
+    _check_aligned(stream, data)
+    _check_size(stream, data, found)
     return found
+
+
+def _check_aligned(stream: Stream, data: Mapping[str, ColumnData]) -> None:
+    for group in stream.aligned:
+        names = [name for name in group if name in data]
+        for row, lengths in enumerate(zip(*([len(item) for item in data[name]] for name in names), strict=True)):
+            if len(set(lengths)) > 1:
+                raise SchemaError(
+                    f"stream {stream.name!r}: expected columns {names} equally long in each row, got in row {row} lengths "
+                    f"{dict(zip(names, lengths, strict=True))}"
+                )
+
+
+def _check_size(stream: Stream, data: Mapping[str, ColumnData], rows: int) -> None:
+    sizes = np.zeros(rows, np.int64)
+    for column in data.values():
+        if isinstance(column, np.ndarray):
+            sizes += column.itemsize
+        else:
+            sizes += [len(item) if isinstance(item, str) else item.nbytes for item in column]
+    if (largest := int(sizes.max())) > stream.max_row_bytes:
+        raise SchemaError(
+            f"stream {stream.name!r}: row {int(sizes.argmax())} has {largest} bytes in columns {list(data)}, more than its "
+            f"max_row_bytes={stream.max_row_bytes}"
+        )
 
 
 def _check_column(stream: Stream, column: Column, data: ColumnData) -> int:
@@ -64,6 +93,14 @@ def _check_column(stream: Stream, column: Column, data: ColumnData) -> int:
                 raise SchemaError(f"{where}: expected {want}, got in row {row} {_found(item)}")
     elif not _is_vector(data, column.dtype):
         raise SchemaError(f"{where}: expected {want}, got {_found(data)}")
+    if column.finite:
+        vectors = [data] if isinstance(data, np.ndarray) else cast("list[np.ndarray]", data)
+        for row, values in enumerate(vectors):
+            finite = np.isfinite(values)
+            if not finite.all():
+                place = int(finite.argmin())
+                at = f"row {row}, place {place}" if column.ragged else f"row {place}"
+                raise SchemaError(f"{where}: expected finite numbers, got {values[place]} in {at}")
     return len(data)
 
 

@@ -36,8 +36,9 @@ class Placed(NamedTuple):
 def place(recipe: Recipe, allocation: Allocation, components: Mapping[str, str] | None = None) -> list[Placed]:
     """Every process of every group and of the data plane, sorted by group and rank.
 
-    The data plane is the group ``queue``: rank 0, its controller, on the first slot, and a storage unit on each node, or
-    on nodes evenly apart where there are many. It mostly waits, so its cores are not counted against the nodes'.
+    The data plane is the group ``queue``: rank 0, its desk, on the first slot, and, where there are several nodes, a storage
+    unit on each, or on nodes evenly apart where there are many. It mostly
+    waits, so its cores are not counted against the nodes'.
 
     Args:
         components: component of each group, which keeps to that component's nodes; the controller then is on the first
@@ -107,7 +108,8 @@ def _controller_node(allocation: Allocation, components: Mapping[str, str] | Non
 
 
 def _data_plane(nodes: int, controller: int) -> Iterator[Placed]:
-    units = min(nodes, MAX_STORAGE_UNITS)
+    # On one node all rows lie in its shared memory.
+    units = min(nodes, MAX_STORAGE_UNITS) if nodes > 1 else 0
     for rank, node in enumerate([controller, *(unit * nodes // units for unit in range(units))]):
         yield Placed(QUEUE, rank, rank, units + 1, False, node, -1, (), 1)
 

@@ -76,11 +76,11 @@ class Producer:
         self._abandon = StopFlag()
         self._lock_step = context.recipe.schedule.window == 1
 
-    def run(self, first: int, total: int, *, trained: Collection[int] = ()) -> None:
+    def run(self, first: int, total: int, *, done: Collection[int] = ()) -> None:
         """Until every prompt is answered.
 
         Args:
-            trained: prompts from ``first`` on that were trained already.
+            done: prompts from ``first`` on that were answered already.
 
         Raises:
             RoleFailed: no engine answered a prompt within ``limits.wait_s``.
@@ -92,7 +92,7 @@ class Producer:
             try:
                 for batch in range(first // size, -(-total // size)):
                     numbers = batch_numbers(batch, size, total)
-                    mine = [k for k in numbers if k >= first and k not in trained and k % identity.world_size == identity.rank]
+                    mine = [k for k in numbers if k >= first and k not in done and k % identity.world_size == identity.rank]
                     for unit in self._units(batch, mine):
                         self._pending.add(threads.submit(self._answer, unit))
                         self._reap(self._concurrency - 1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpcrl.data.dataset import Dataset
-from hpcrl.data.tokenizer import PromptEncoder
+from hpcrl.data.dataset import Dataset, Item
+from hpcrl.data.quick_tokens import QuickTokens
 from hpcrl.run.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from hpcrl.data.tokenizer import PromptEncoder
 
 # Of a procedural dataset, whose items all come from one generator.
 _PROCEDURAL_ITEMS = 2000
@@ -21,7 +26,10 @@ def prompt_problems(dataset: Dataset, model: Path, *, max_new_tokens: int, conte
     """
     try:
         prompts = dataset.open()
-        encoder = PromptEncoder(model)
+        items = (
+            prompts[index] for index in range(min(len(prompts), _PROCEDURAL_ITEMS) if dataset.procedural else len(prompts))
+        )
+        lengths = _lengths(model, items, None if context is None else context - max_new_tokens)
     except CheckFailed as failed:
         return list(failed.problems)
     except (OSError, ValueError) as error:
@@ -29,21 +37,34 @@ def prompt_problems(dataset: Dataset, model: Path, *, max_new_tokens: int, conte
     if len(prompts) == 0:
         return [f"dataset {dataset!r} is empty"]
     problems: list[str] = []
-    for index in range(min(len(prompts), _PROCEDURAL_ITEMS) if dataset.procedural else len(prompts)):
-        item = prompts[index]
-        try:
-            length = len(encoder.encode(item))
-        except ValueError as error:
-            problems.append(f"{item.source}: {error}")
-            # No template: the same for every item.
-            break
-        if length == 0:
-            problems.append(f"{item.source}: the prompt has no tokens")
-        elif context is not None and length + max_new_tokens > context:
-            problems.append(
-                f"{item.source}: prompt of {length} tokens and max_new_tokens {max_new_tokens} make "
-                f"{length + max_new_tokens}, more than the context of {context}"
-            )
-        if len(problems) >= _MOST_PROBLEMS:
-            break
+    try:
+        for item, length in lengths:
+            if length == 0:
+                problems.append(f"{item.source}: the prompt has no tokens")
+            elif context is not None and length is not None and length + max_new_tokens > context:
+                problems.append(
+                    f"{item.source}: prompt of {length} tokens and max_new_tokens {max_new_tokens} make "
+                    f"{length + max_new_tokens}, more than the context of {context}"
+                )
+            if len(problems) >= _MOST_PROBLEMS:
+                break
+    except ValueError as error:
+        # A template that refuses one refuses most.
+        problems.append(str(error))
     return problems
+
+
+def _lengths(model: Path, items: Iterator[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
+    if QuickTokens.reads(model):
+        return QuickTokens.open(model).lengths(items, most)
+    from hpcrl.data.tokenizer import PromptEncoder
+
+    return _encoded(PromptEncoder(model), items)
+
+
+def _encoded(encoder: PromptEncoder, items: Iterator[Item]) -> Iterator[tuple[Item, int]]:
+    for item in items:
+        try:
+            yield item, len(encoder.encode(item))
+        except ValueError as error:
+            raise ValueError(f"{item.source}: {error}") from error

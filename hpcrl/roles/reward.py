@@ -10,11 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hpcrl.data.pool import GradingLimits, GradingPool
 from hpcrl.data.rewards import FAILED, Grade, load_reward
-from hpcrl.dataplane.interface import Batch, EndOfStream
 from hpcrl.recipe import Reads, Recipe, Role, Writes
 from hpcrl.roles.samples import GRADED_NAMES, SAMPLES
 from hpcrl.roles.tally import Tally
@@ -22,6 +19,7 @@ from hpcrl.run.errors import CheckFailed, RoleFailed, Stopped
 from hpcrl.run.stop import wait_for
 
 if TYPE_CHECKING:
+    from hpcrl.dataplane.interface import Batch
     from hpcrl.roles.context import RoleContext
 
 log = logging.getLogger(__name__)
@@ -114,6 +112,8 @@ class _Grading:
 
     def _take(self) -> bool:
         """Start grading what is there; whether the stream has ended."""
+        from hpcrl.dataplane.interface import EndOfStream
+
         role, context = self._role, self._context
         free = (role.blocks - len(self._under_way)) * self._block_rows
         try:
@@ -135,6 +135,8 @@ class _Grading:
         return all(future.done() for future in self._under_way[0][1])
 
     def _finish_oldest(self) -> None:
+        import numpy as np
+
         context = self._context
         wait_for(
             f"{len(self._under_way[0][1])} responses to be graded by {self._role.function!r}",

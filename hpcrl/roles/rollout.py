@@ -75,14 +75,18 @@ class Rollout(Role):
         return problems + prompt_problems(self.dataset, model, max_new_tokens=self.sampling.max_new_tokens, context=context)
 
     def run(self, context: RoleContext) -> None:
-        """Produce every prompt of the schedule that the trainer's newest save has not seen, then close the stream."""
+        """Produce every prompt of the schedule that is neither in the queue nor in the trainer's newest save, then close it."""
         from hpcrl.data.tokenizer import PromptEncoder
         from hpcrl.roles.generation import HttpGenerate
         from hpcrl.roles.producer import Producer
         from hpcrl.roles.prompting import PromptSource
 
         context.phase("start")
-        recipe, cursor = context.recipe, read_cursor(context.attempt.run.state)
+        recipe = context.recipe
+        # What an earlier life of this process, or a snapshot, has put already. Asked for first: a prompt that is trained
+        # meanwhile is then in both.
+        held = context.queue.held(self.stream)
+        cursor = read_cursor(context.attempt.run.state)
         prompts = self.dataset.open()
         order = PromptOrder(len(prompts), recipe.seed, self.shuffle)
         source = PromptSource(prompts, order, PromptEncoder(resolve_model(self.model)))
@@ -97,7 +101,7 @@ class Rollout(Role):
                 settle_s=self.settle_s,
             )
             try:
-                producer.run(cursor.prompts, self.total_prompts(recipe, len(prompts)), trained=cursor.beyond)
+                producer.run(cursor.prompts, self.total_prompts(recipe, len(prompts)), done=cursor.beyond | held)
             except Stopped:
                 # The stream is not at its end: a trainer that heard of the stop later would take it for the last step's.
                 log.info("asked to stop; prompts without an answer are asked again when the run goes on")

@@ -17,7 +17,7 @@ CREATED = (
     Column(name="step", dtype="int32"),
     Column(name="prompt_ids", dtype="int32", ragged=True),
     Column(name="response_ids", dtype="int32", ragged=True),
-    Column(name="rollout_logprobs", dtype="float32", ragged=True),
+    Column(name="rollout_logprobs", dtype="float32", ragged=True, finite=True),
     Column(name="versions", dtype="int32", ragged=True),
     Column(name="response", dtype="str"),
     Column(name="item", dtype="str"),
@@ -34,4 +34,13 @@ TRAINED_NAMES = ("prompt_number", "prompt_ids", "response_ids", "rollout_logprob
 
 def samples_stream(*, samples_per_prompt: int, name: str = SAMPLES, capacity_rows: int = 65_536) -> Stream:
     """The stream of sampled responses, with a block for each prompt."""
-    return Stream(name=name, columns=CREATED + GRADED, block_rows=samples_per_prompt, capacity_rows=capacity_rows)
+    return Stream(
+        name=name,
+        columns=CREATED + GRADED,
+        block_rows=samples_per_prompt,
+        capacity_rows=capacity_rows,
+        prompt="prompt_number",
+        version="versions",
+        tokens=("prompt_ids", "response_ids"),
+        aligned=(("response_ids", "rollout_logprobs", "versions"),),
+    )

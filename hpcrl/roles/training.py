@@ -18,7 +18,7 @@ from hpcrl.algorithms.advantage import group_advantages
 from hpcrl.algorithms.pacing import lateness
 from hpcrl.checkpoint.cursor import Cursor
 from hpcrl.checkpoint.weights import publish, retain, versions
-from hpcrl.dataplane.interface import Batch, EndOfStream
+from hpcrl.dataplane.interface import Batch, Block, EndOfStream
 from hpcrl.engines.titan.samples import Sample
 from hpcrl.engines.titan.trainer import TitanTrainer
 from hpcrl.roles.collect import StepCollector
@@ -66,6 +66,9 @@ class Leader:
         self._rows = schedule.prompts_per_step * context.recipe.stream(SAMPLES).block_rows
         self._lateness = lateness(window=schedule.window, version_lag=limits.version_lag)
         self._saved_step = -1
+        # Trained since the newest save; they are let go once a save holds what they taught.
+        self._unsaved: list[Block] = []
+        self._most_unsaved = context.recipe.stream(SAMPLES).capacity_rows
 
     def run(self) -> None:
         """All steps, then a save; the save too when stopped. The other ranks are always told to end."""
@@ -95,9 +98,17 @@ class Leader:
                 break
             waited = time.monotonic() - started
             self._step(groups, started, waited)
-            if self._settings.save_every and engine.step % self._settings.save_every == 0:
+            if self._is_due():
                 self._save()
         self._save()
+
+    def _is_due(self) -> bool:
+        every = self._settings.save_every
+        # Rows that wait for a save take room on the nodes.
+        return (
+            bool(every and self._engine.step % every == 0)
+            or sum(len(block.row_ids) for block in self._unsaved) >= self._most_unsaved
+        )
 
     def _say(self, word: str) -> None:
         self._engine.say(_WORDS.index(word))
@@ -133,12 +144,14 @@ class Leader:
         trained = time.monotonic()
         self._publish()
         published = time.monotonic()
-        for group in groups:
-            context.queue.clear(group)
+        blocks = [block for group in groups for block in group.blocks]
+        context.queue.trained(Batch(SAMPLES, {}, tuple(blocks)), engine.step)
+        self._unsaved += blocks
         context.journal.write(
             "step",
             step=engine.step,
             version=engine.step,
+            prompts=[int(np.asarray(group.columns["prompt_number"])[0]) for group in groups],
             **_summary(rows, step),
             **figures,
             queue_rows=context.queue.depth(SAMPLES).rows,
@@ -170,6 +183,8 @@ class Leader:
         self._say("save")
         engine.save_state(context.attempt.run.state, cursor.to_record())
         self._saved_step = engine.step
+        context.queue.acknowledge(Batch(SAMPLES, {}, tuple(self._unsaved)))
+        self._unsaved = []
 
 
 def _joined(groups: Sequence[Batch]) -> dict[str, list[Any]]:

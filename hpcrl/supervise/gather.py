@@ -10,6 +10,7 @@ from hpcrl.plan.plan import Plan
 from hpcrl.plan.ports import candidates, probe_busy
 from hpcrl.run.errors import HpcrlError, host
 from hpcrl.run.rendezvous import Rendezvous
+from hpcrl.supervise.claim import PortClaims
 
 # Blocks that a node looks at before the plan is made; the plan takes the first that is free everywhere.
 PROBED_BLOCKS = 4
@@ -19,14 +20,20 @@ class PlanMismatch(HpcrlError):
     """Two ignitors derived different plans from the same reports."""
 
 
-def describe_slot(here: Allocation, run_id: str, local_rank: int) -> Allocation:
-    """This host as one of its ignitors reports it: the ignitor's own GPU, and from the first one the busy ports."""
+def describe_slot(here: Allocation, run_id: str, local_rank: int, claims: PortClaims | None = None) -> Allocation:
+    """This host as one of its ignitors reports it: the ignitor's own GPU, and from the first one the busy ports.
+
+    Args:
+        claims: get the blocks that were looked at.
+    """
     (node,) = here.nodes
     if node.gpus:
         numa = node.numa[local_rank : local_rank + 1] if node.numa else None
         node = replace(node, gpus=node.gpus[local_rank : local_rank + 1], numa=numa)
     if local_rank == 0:
-        node = replace(node, busy=probe_busy(node.address, candidates(run_id, PROBED_BLOCKS, [node.ephemeral])))
+        blocks = candidates(run_id, PROBED_BLOCKS, [node.ephemeral])
+        claimed = claims.claim(blocks) if claims is not None else ()
+        node = replace(node, busy=tuple(sorted({*claimed, *probe_busy(node.address, blocks)})))
     return replace(here, nodes=(node,))
 
 

@@ -27,10 +27,12 @@ from hpcrl.run.records import DoneRecord, write_done
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.children import Child
+from hpcrl.supervise.claim import PortClaims
 from hpcrl.supervise.drain import DrainFlag
 from hpcrl.supervise.gather import agree, describe_slot, gather_allocation
 from hpcrl.supervise.linux import die_with_parent
 from hpcrl.supervise.place import Place, local_place, slurm_place
+from hpcrl.supervise.queue import nearest_units, plan_edges, shared_memory
 from hpcrl.supervise.signals import FROM_OUTSIDE, STOP
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec, identity_of
 from hpcrl.supervise.watch import watch
@@ -53,9 +55,20 @@ def main(argv: list[str]) -> int:
     recipe = recipe_from_run(attempt.run)
     stop = DrainFlag(attempt, name, recipe.limits.drain_s)
     stop.hear((*FROM_OUTSIDE, STOP))
+    # Held until this process ends.
+    claims = PortClaims(attempt.run.run_id)
     try:
-        place = local_place(slot) if component is None else slurm_place(path, component, os.environ)
-        plan = derive_plan(recipe, attempt, place, slot, slots, stop)
+        with shared_memory(attempt):
+            place = local_place(slot) if component is None else slurm_place(path, component, os.environ)
+            plan = derive_plan(recipe, attempt, place, slot, slots, stop, claims)
+            failure = watch(
+                start_processes(recipe, attempt, plan, slot),
+                workers_of(recipe, plan),
+                attempt,
+                stop=stop,
+                drain_s=recipe.limits.drain_s,
+                roles=frozenset(process.name for process in plan.processes if process.group != QUEUE_GROUP),
+            )
     except Stopped:
         write_done(attempt, DoneRecord(process=name, status="stopped"))
         return 0
@@ -63,19 +76,16 @@ def main(argv: list[str]) -> int:
         log.error("%s on %s: %s", name, host(), error)
         write_done(attempt, DoneRecord(process=name, status="failed", code=1, error=str(error)))
         return 1
-    failure = watch(
-        start_processes(recipe, attempt, plan, slot),
-        workers_of(recipe, plan),
-        attempt,
-        stop=stop,
-        drain_s=recipe.limits.drain_s,
-        roles=frozenset(process.name for process in plan.processes if process.group != QUEUE_GROUP),
-    )
     return failure.code if failure else 0
 
 
-def derive_plan(recipe: Recipe, attempt: Attempt, place: Place, slot: int, slots: int, stop: StopFlag) -> Plan:
+def derive_plan(
+    recipe: Recipe, attempt: Attempt, place: Place, slot: int, slots: int, stop: StopFlag, claims: PortClaims
+) -> Plan:
     """The plan that all ignitors of the attempt agree on; the first slot's leaves it in the attempt's directory.
+
+    Args:
+        claims: keep the plan's ports on this host.
 
     Raises:
         CheckFailed: the recipe cannot be placed on what was gathered.
@@ -83,12 +93,13 @@ def derive_plan(recipe: Recipe, attempt: Attempt, place: Place, slot: int, slots
         DeadlineExceeded: another ignitor did not come.
     """
     rendezvous = Rendezvous(attempt.path / "rendezvous", attempt.run.run_id, stop)
-    report = describe_slot(place.here, attempt.run.run_id, local_rank=place.rank)
+    report = describe_slot(place.here, attempt.run.run_id, place.rank, claims)
     allocation = gather_allocation(rendezvous, report, slot=slot, slots=slots, seconds=recipe.limits.start_s)
     plan = make_plan(recipe, allocation, attempt.run.run_id, place.components)
     agree(rendezvous, plan, slot=slot, slots=slots, seconds=recipe.limits.start_s)
     if slot == 0:
         write_text(attempt.path / "plan.json", plan.to_json())
+    claims.keep(plan.ports)
     log.info("plan %s, ports %d to %d", plan.hash[:12], plan.ports[0], plan.ports[1] - 1)
     return plan
 
@@ -105,11 +116,20 @@ def workers_of(recipe: Recipe, plan: Plan) -> frozenset[str]:
 def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> list[Child]:
     """Start what the plan puts on a slot."""
     processes = dict(Counter(process.group for process in plan.processes))
+    across, units = tuple(sorted(plan_edges(recipe, plan))), nearest_units(plan)
     children = []
     for process in plan.on_slot(slot):
         # A process sees its own GPUs only, and CUDA numbers those from 0.
         identity = replace(identity_of(process), gpus=tuple(range(len(process.gpus))))
-        spec = ProcessSpec(str(attempt.run.path), attempt.number, identity, processes)
+        spec = ProcessSpec(
+            str(attempt.run.path),
+            attempt.number,
+            identity,
+            processes,
+            node=process.node,
+            across=across,
+            unit=units.get(process.node, 0),
+        )
         service = process.group == QUEUE_GROUP or recipe.groups[process.group].role.service
         children.append(
             Child.start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -25,12 +25,20 @@ class ProcessSpec:
 
     Attributes:
         processes: number of processes of every group, the data plane's among them.
+        node: name of the process's node.
+        across: ``(stream, column)`` that travel between nodes.
+        unit: index of the storage unit to write these to.
+        incarnation: how often the process was restarted within the attempt.
     """
 
     run_directory: str
     attempt: int
     identity: Identity
     processes: Mapping[str, int]
+    node: str = ""
+    across: Sequence[tuple[str, str]] = ()
+    unit: int = 0
+    incarnation: int = 0
 
     def to_json(self) -> str:
         """One line."""
@@ -42,7 +50,8 @@ class ProcessSpec:
         fields = json.loads(text)
         identity = fields.pop("identity")
         identity["gpus"], identity["ports"] = tuple(identity["gpus"]), tuple(identity["ports"])
-        return cls(identity=Identity(**identity), **fields)
+        across = tuple((stream, column) for stream, column in fields.pop("across"))
+        return cls(identity=Identity(**identity), across=across, **fields)
 
     def open_attempt(self) -> Attempt:
         """The attempt that the process belongs to."""

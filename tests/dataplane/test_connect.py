@@ -8,7 +8,7 @@ from hpcrl.dataplane.memory import MemoryHub, MemoryPlane
 
 
 def test_a_hub_gives_a_memory_plane(make_bench):
-    bench = make_bench(MemoryHub())
+    bench = make_bench("memory")
     assert isinstance(bench.plane("make"), MemoryPlane)
 
 
@@ -19,8 +19,6 @@ def test_importing_it_imports_nothing_heavy():
 
 
 def test_the_limits_of_the_recipe_are_the_deadlines(make_bench):
-    hub = MemoryHub()
-    bench = make_bench(hub)
+    bench = make_bench("memory")
     bench.limits(wait_s=7.0)
-    plane = connect(hub, bench.recipe, group="make", rank=0, processes=bench.processes)
-    assert plane._wait_s == 7.0
+    assert bench.plane("make")._wait_s == 7.0

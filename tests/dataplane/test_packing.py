@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hpcrl.dataplane.interface import DataPlaneError
-from hpcrl.dataplane.packing import join, pack, unpack
+from hpcrl.dataplane.packing import join, pack, prepare, unpack
 from hpcrl.recipe import Column, DType
 
 TEXT = st.text(st.characters(), max_size=12)  # every code point, lone surrogates too
@@ -51,6 +51,29 @@ def test_every_block_survives_bit_for_bit(block, first):
         assert all(map(same, got, data))
 
 
+@given(blocks(), st.sampled_from([0, 8, 1, 4]))
+def test_it_may_be_packed_into_a_buffer_and_read_where_it_lies(block, offset):
+    column, data = block
+    row_ids = np.arange(len(data), dtype=np.int64)
+    packing = prepare("s", column, row_ids, data)
+    buffer = np.full(packing.size + 2 * offset, 0xEE, np.uint8)
+    packed = buffer[offset : offset + packing.size]
+    packing.into(packed)
+    assert packed.tobytes() == pack("s", column, row_ids, data).tobytes()
+    assert (buffer[:offset] == 0xEE).all()
+    assert (buffer[offset + packing.size :] == 0xEE).all()
+    packed.flags.writeable = False
+    ids, got = unpack("s", column, packed, copy=False)
+    assert ids.tolist() == row_ids.tolist()
+    parts, wanted = ([got], [data]) if isinstance(data, np.ndarray) else (got, data)
+    assert all(map(same, parts, wanted))
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    assert all(array.flags.aligned for array in arrays)
+    if offset % 8 == 0:
+        assert all(np.shares_memory(array, buffer) for array in arrays if array.size)
+        assert not any(array.flags.writeable for array in arrays)
+
+
 @given(blocks())
 def test_joined_blocks_follow_each_other(block):
     column, data = block
@@ -77,7 +100,8 @@ def test_what_comes_back_aliases_nothing():
     column = Column(name="c", dtype="int32", ragged=True)
     packed = pack("s", column, np.arange(2), [np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32)])
     before = packed.copy()
-    _, got = unpack("s", column, packed)
+    ids, got = unpack("s", column, packed)
+    ids[:] = 9
     for row in got:
         row[:] = 9
     assert np.array_equal(packed, before)
@@ -104,3 +128,18 @@ def test_bytes_cut_short_are_refused(keep):
     packed = pack("s", column, np.arange(2), [np.arange(3, dtype=np.int32)] * 2)
     with pytest.raises(DataPlaneError, match="stream 's', column 'c'"):
         unpack("s", column, packed[:keep])
+
+
+@pytest.mark.parametrize("ends", [[4, 3], [-1, 3]])
+def test_rows_that_end_before_they_begin_are_refused(ends):
+    column = Column(name="c", dtype="int32", ragged=True)
+    packed = pack("s", column, np.arange(2), [np.arange(2, dtype=np.int32), np.arange(1, dtype=np.int32)])
+    packed[32:48].view(np.int64)[:] = ends
+    with pytest.raises(DataPlaneError, match="are damaged"):
+        unpack("s", column, packed)
+
+
+def test_rows_of_another_type_are_never_cast_in_silence():
+    column = Column(name="c", dtype="int32", ragged=True)
+    with pytest.raises(TypeError, match="cast"):
+        pack("s", column, np.arange(2), [np.zeros(2, np.int32), np.zeros(2, np.float32)])

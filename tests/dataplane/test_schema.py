@@ -67,3 +67,44 @@ def test_numbers_of_rows():
         check_rows(STREAM, STREAM.columns, good(2), rows=3)
     with pytest.raises(SchemaError, match="'t' is missing"):
         check_rows(STREAM, STREAM.columns, {name: data for name, data in good().items() if name != "t"})
+
+
+SAMPLE = Stream(
+    name="s",
+    columns=(
+        Column(name="ids", dtype="int32", ragged=True),
+        Column(name="logprobs", dtype="float32", ragged=True, finite=True),
+        Column(name="reward", dtype="float32", finite=True),
+        Column(name="text", dtype="str"),
+    ),
+    aligned=(("ids", "logprobs"),),
+    max_row_bytes=100,
+)
+
+
+def sample(*lengths: int) -> dict:
+    return {
+        "ids": [np.zeros(n, np.int32) for n in lengths],
+        "logprobs": [np.zeros(n, np.float32) for n in lengths],
+        "reward": np.zeros(len(lengths), np.float32),
+        "text": ["x" * 10 for _ in lengths],
+    }
+
+
+def test_a_sample_without_tokens_fits():
+    assert check_rows(SAMPLE, SAMPLE.columns, sample(2, 0, 10)) == 3
+    assert check_rows(SAMPLE, SAMPLE.columns[2:3], {"reward": np.zeros(1, np.float32)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"logprobs": [np.zeros(2, np.float32), np.zeros(4, np.float32)]}, "equally long.*in row 1 lengths {'ids': 3, 'logpr"),
+        ({"logprobs": [np.zeros(2, np.float32), np.array([0, np.nan, 1], np.float32)]}, "'logprobs'.*nan in row 1, place 1"),
+        ({"reward": np.array([0, -np.inf], np.float32)}, "column 'reward': expected finite numbers, got -inf in row 1"),
+        ({"text": ["x", "y" * 73]}, "row 1 has 101 bytes.*max_row_bytes=100"),
+    ],
+)
+def test_samples_that_do_not_fit(change, said):
+    with pytest.raises(SchemaError, match=said):
+        check_rows(SAMPLE, SAMPLE.columns, {**sample(2, 3), **change})

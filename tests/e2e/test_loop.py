@@ -114,7 +114,6 @@ def test_the_end_is_told_and_shown(launcher: Any, apart: Any):
         "vowels.0": "done",
         "reward.0": "done",
         "queue.0": "done",
-        "queue.1": "done",
     }
 
 

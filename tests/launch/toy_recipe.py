@@ -81,7 +81,7 @@ class Sink(Role):
                 batch = context.read("numbers", ["n", "twice"], max_rows=8)
                 assert [2 * n for n in batch.columns["n"]] == list(batch.columns["twice"])
                 seen += [int(n) for n in batch.columns["n"]]
-                context.queue.clear(batch)
+                context.queue.acknowledge(batch)
         except EndOfStream:
             pass
         finally:

@@ -220,7 +220,7 @@ def test_the_last_batch_holds_what_is_left_and_a_resumed_run_starts_in_the_middl
     bench = Bench(tmp_path)
     bench.serve(9)
     bench.run(first=6, total=10)
-    assert bench.read(4) == [(6, 1), (7, 1), (8, 2), (9, 2)]
+    assert sorted(bench.read(4)) == [(6, 1), (7, 1), (8, 2), (9, 2)]
     assert bench.ended()
     assert [numbers for _, _, numbers in bench.fake.requests] == [(6, 7), (8, 9)]
 

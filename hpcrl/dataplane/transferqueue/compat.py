@@ -4,34 +4,41 @@ Importing this module imports TransferQueue with a stand-in for Ray, which its m
 needs. What is private, and why it is touched:
 
 - ``ray``: stands in only while TransferQueue is imported, so that other libraries never find a false Ray.
-- ``get_free_port`` and ``get_node_ip_address`` of its server modules: ports and address are planned by the run.
-- ``create_zmq_socket``, its only source of sockets: CURVE encryption with keys made from the run's secret. A peer without
-  the secret does not know the server's public key either and never gets past the handshake, so its pickles are not read.
-- the threads and sockets of a controller, which has no way to stop.
+- ``get_free_port`` and ``get_node_ip_address`` of its storage module: ports and address are planned by the run.
+- ``create_zmq_socket``, its only source of sockets: CURVE on every one. A peer without the run's secret never gets past the
+  handshake, so its pickles are not read.
+- ``_connect_to_controller`` and ``notify_data_update`` of its storage manager: what is where is the ledger's to know.
+- ``storage_data``, ``_handle_put`` and the checkpoint handlers of its storage unit: values outlive the process, and neither
+  code nor paths are taken from a peer.
 - time-outs read from the environment at import: ours come first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 
+from hpcrl.dataplane.desk.keys import Pair, curve_pair, guard_client, guard_server
 from hpcrl.dataplane.interface import DataPlaneError
 
 VERSION = "0.1.11"
 _RAY = ("ray", "ray.util", "ray.util.scheduling_strategies")
-# The limit on torch threads would fight with the role's own; a lost acknowledgement must reach our deadline, not its own.
-_ENVIRONMENT = {"TQ_NUM_THREADS": "1", "TQ_DATA_UPDATE_RESPONSE_TIMEOUT": "86400"}
+# The limit on torch threads would fight with the role's own. A unit that was killed is asked again soon; the whole call has
+# a deadline of its own.
+_ENVIRONMENT = {
+    "TQ_NUM_THREADS": "1",
+    "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "3",
+    "TQ_SIMPLE_STORAGE_MAX_ATTEMPTS": "1000",
+    "TQ_SIMPLE_STORAGE_PROBE_TIMEOUT": "1",
+}
 
 
 def _check_version() -> None:
@@ -80,18 +87,18 @@ def _stand_in() -> Iterator[None]:
 
 _check_version()
 with _stand_in():
-    import transfer_queue.controller as controller_module
     import transfer_queue.storage.managers.base as manager_module
+    import transfer_queue.storage.managers.simple_storage_manager as simple_module
     import transfer_queue.storage.simple_storage as storage_module
     import transfer_queue.utils.zmq_utils as zmq_module
-    from transfer_queue import BaseSampler, BatchMeta
-    from transfer_queue.client import AsyncTransferQueueClient
+    from transfer_queue import BatchMeta
     from transfer_queue.utils.enum_utils import Role as ServerRole
 
-__all__ = ["AsyncTransferQueueClient", "BaseSampler", "BatchMeta"]
+__all__ = ["BatchMeta", "StorageUnitData"]
 
+StorageUnitData = storage_module.StorageUnitData
 _create_zmq_socket = zmq_module.create_zmq_socket
-_curve: tuple[bytes, bytes] | None = None
+_curve: Pair | None = None
 _planning = threading.Lock()
 
 
@@ -102,9 +109,7 @@ def use_key(key: str) -> None:
         DataPlaneError: the process already uses another run's secret.
     """
     global _curve
-    # libsodium takes any 32 bytes as a Curve25519 secret key.
-    secret = z85.encode(hashlib.sha256(b"hpcrl queue\0" + key.encode()).digest())
-    pair = (zmq.curve_public(secret), secret)
+    pair = curve_pair(key)
     if _curve is not None and _curve != pair:
         raise DataPlaneError("this process already holds a connection to another run's queue; use one process for each run")
     _curve = pair
@@ -115,92 +120,89 @@ def _create_curve_socket(ctx: zmq.Context[Any], socket_type: Any, ip: str, ident
     if _curve is None:
         socket.close(linger=0)
         raise DataPlaneError("a TransferQueue socket was asked for before use_key gave the run's secret")
-    public, secret = _curve
-    socket.curve_secretkey = secret
-    if socket_type == zmq.ROUTER:
-        socket.curve_server = True
-    else:
-        socket.curve_publickey, socket.curve_serverkey = public, public
+    (guard_server if socket_type == zmq.ROUTER else guard_client)(socket, _curve)
     return socket
 
 
-for _module in (zmq_module, controller_module, storage_module, manager_module):
+for _module in (zmq_module, storage_module, manager_module):
     _module.create_zmq_socket = _create_curve_socket
 
 
+class _UnitsOnly(simple_module.AsyncSimpleStorageManager):  # type: ignore[misc]
+    """Talks to storage units alone."""
+
+    def _connect_to_controller(self) -> None:
+        """There is none."""
+
+    async def notify_data_update(self, *_: Any, **__: Any) -> None:
+        """The ledger is told by the one who wrote."""
+
+
+def connect_units(endpoints: Sequence[Mapping[str, Any]]) -> Any:
+    """A storage manager for units, in their order."""
+    infos = {str(endpoint["id"]): _server_info(endpoint) for endpoint in endpoints}
+    return _UnitsOnly(None, {"zmq_info": infos})
+
+
+def meta_of(indexes: Sequence[int], fields: Sequence[str]) -> Any:
+    """What the manager needs to know of values."""
+    return BatchMeta(list(indexes), ["rows"] * len(indexes), {field: {} for field in fields})
+
+
 @contextlib.contextmanager
-def _planned(address: str, ports: Sequence[int]) -> Iterator[None]:
-    """Servers made inside bind to these ports on this address, in order, or fail."""
-    left = list(ports)
-    taken: list[int] = []
+def _planned(address: str, port: int) -> Iterator[None]:
+    """A unit made inside binds to this port of this address, or fails."""
+    left = [port]
 
     def next_port(ip: str) -> int:
         if not left:
-            raise DataPlaneError(f"one of the planned ports {taken} on {ip} is busy; another program of this node uses it")
-        taken.append(left.pop(0))
-        return taken[-1]
+            raise DataPlaneError(f"the planned port {port} on {ip} is busy; another program of this node uses it")
+        return left.pop()
 
     with _planning:
-        saved = [(m, m.get_free_port, m.get_node_ip_address) for m in (controller_module, storage_module)]
-        for module, _, _ in saved:
-            module.get_free_port, module.get_node_ip_address = next_port, lambda: address
+        saved = storage_module.get_free_port, storage_module.get_node_ip_address
+        storage_module.get_free_port, storage_module.get_node_ip_address = next_port, lambda: address
         try:
             yield
         finally:
-            for module, get_free_port, get_node_ip_address in saved:
-                module.get_free_port, module.get_node_ip_address = get_free_port, get_node_ip_address
+            storage_module.get_free_port, storage_module.get_node_ip_address = saved
 
 
-def start_controller(address: str, ports: Sequence[int], sampler: BaseSampler) -> Any:
-    """A controller that listens on exactly the first two ports.
+class _GuardedUnit(storage_module.SimpleStorageUnit):  # type: ignore[misc]
+    """Takes no code and no paths from a peer."""
 
-    Raises:
-        DataPlaneError: a port is busy or there are too few.
-    """
-    if len(ports) < 2:
-        raise DataPlaneError(f"a controller needs two planned ports, got {list(ports)}")
-    with _planned(address, ports[:2]):
-        return controller_module.TransferQueueController(sampler=sampler, polling_mode=True)
+    def _handle_put(self, data_parts: Any) -> Any:
+        data_parts.body.pop("data_parser", None)
+        return super()._handle_put(data_parts)
 
+    def _handle_save_checkpoint(self, data_parts: Any) -> Any:
+        raise DataPlaneError("storage units of a run write no checkpoints")
 
-def stop_controller(controller: Any) -> None:
-    """Free the controller's ports and end its threads."""
-    threads = (controller.wait_connection_thread, controller.process_request_thread)
-    show = threading.excepthook
-
-    def hide_end(details: threading.ExceptHookArgs) -> None:
-        if details.exc_type is not zmq.ContextTerminated:
-            show(details)
-
-    threading.excepthook = hide_end
-    # Terminating wakes both threads and then waits for the sockets, which only this thread may still close.
-    terminate = threading.Thread(target=controller.zmq_context.term, daemon=True)
-    terminate.start()
-    try:
-        for thread in threads:
-            thread.join(timeout=5)
-    finally:
-        threading.excepthook = show
-    for socket in (controller.handshake_socket, controller.request_handle_socket):
-        socket.close(linger=0)
-    terminate.join(timeout=5)
+    def _handle_load_checkpoint(self, data_parts: Any) -> Any:
+        raise DataPlaneError("storage units of a run load no checkpoints")
 
 
-def controller_alive(controller: Any) -> bool:
-    """Whether the controller still answers."""
-    return bool(controller.wait_connection_thread.is_alive() and controller.process_request_thread.is_alive())
+def start_storage(address: str, port: int, data: Any, name: str) -> Any:
+    """A storage unit that listens on exactly this port and keeps its values in ``data``, a :class:`StorageUnitData`.
 
-
-def start_storage(address: str, ports: Sequence[int], capacity_blocks: int) -> Any:
-    """A storage unit that listens on exactly the first port and holds up to so many blocks.
+    Args:
+        name: the same after a restart, so that clients find it again.
 
     Raises:
-        DataPlaneError: the port is busy or there is none.
+        DataPlaneError: the port is busy.
     """
-    if not ports:
-        raise DataPlaneError("a storage unit needs a planned port, got none")
-    with _planned(address, ports[:1]):
-        return storage_module.SimpleStorageUnit({"total_storage_size": capacity_blocks, "num_data_storage_units": 1})
+
+    class Unit(_GuardedUnit):
+        def __init__(self) -> None:
+            super().__init__({"total_storage_size": None, "num_data_storage_units": 1})
+
+        def _init_zmq_socket(self) -> None:
+            # Before the first request can come.
+            self.storage_unit_id, self.storage_data = name, data
+            super()._init_zmq_socket()
+
+    with _planned(address, port):
+        return Unit()
 
 
 def storage_alive(unit: Any) -> bool:
@@ -208,29 +210,30 @@ def storage_alive(unit: Any) -> bool:
     return bool(unit.worker_thread.is_alive() and unit.proxy_thread.is_alive())
 
 
-def describe(server: Any) -> dict[str, Any]:
-    """Where a server listens, JSON-like."""
-    info = server.get_zmq_server_info()
+def describe(unit: Any) -> dict[str, Any]:
+    """Where a storage unit listens, JSON-like."""
+    info = unit.get_zmq_server_info()
     return {"role": info.role.value, "id": info.id, "ip": info.ip, "ports": dict(info.ports)}
 
 
-def server_info(endpoint: dict[str, Any]) -> Any:
-    """The inverse of :func:`describe`."""
+def _server_info(endpoint: Mapping[str, Any]) -> Any:
     ports = {name: int(port) for name, port in endpoint["ports"].items()}
     return zmq_module.ZMQServerInfo(role=ServerRole(endpoint["role"]), id=endpoint["id"], ip=endpoint["ip"], ports=ports)
 
 
 def touch_points() -> dict[str, Callable[[], bool]]:
     """What of TransferQueue this package relies on beyond its public classes, each with a check that it is still there."""
-    controller, partition = controller_module.TransferQueueController, controller_module.DataPartitionStatus
-    fields = partition.__dataclass_fields__
-    source = {name: controller.__init__.__globals__.get(name) for name in ("get_free_port", "create_zmq_socket")}
+    unit, manager = storage_module.SimpleStorageUnit, simple_module.AsyncSimpleStorageManager
+    source = {name: unit.__init__.__globals__.get(name) for name in ("get_free_port", "create_zmq_socket")}
     return {
-        "controller is a plain class": lambda: isinstance(controller, type) and not hasattr(controller, "remote"),
-        "storage unit is a plain class": lambda: isinstance(storage_module.SimpleStorageUnit, type),
-        "modules look their ports up by name": lambda: all(callable(found) for found in source.values()),
-        "partition keeps keys by insertion": lambda: {"keys_mapping", "revert_keys_mapping", "custom_meta"} <= set(fields),
-        "partition takes tags": lambda: callable(partition.set_custom_meta),
-        "sampler may answer from its cache": lambda: callable(BaseSampler.has_cached_result),
-        "lost acknowledgements wait for us": lambda: manager_module.TQ_DATA_UPDATE_RESPONSE_TIMEOUT == 86400,
+        "storage unit is a plain class": lambda: isinstance(unit, type) and not hasattr(unit, "remote"),
+        "the module looks its ports up by name": lambda: all(callable(found) for found in source.values()),
+        "the manager connects in a method of its own": lambda: callable(manager._connect_to_controller),
+        "the manager notifies in a method of its own": lambda: callable(manager.notify_data_update),
+        "the unit handles puts and checkpoints apart": lambda: (
+            callable(unit._handle_put) and callable(unit._handle_save_checkpoint) and callable(unit._handle_load_checkpoint)
+        ),
+        "the unit opens its socket in a method of its own": lambda: callable(unit._init_zmq_socket),
+        "values are routed by index": lambda: callable(manager._group_by_hash),
+        "the time-out is ours": lambda: simple_module.TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT == 3,
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 from hpcrl.engines.titan.samples import Sample
+from hpcrl.plan.balance import longest_first
 
 
 def by_group(samples: Sequence[Sample], indexes: Sequence[int]) -> list[list[int]]:
@@ -19,9 +19,8 @@ def by_group(samples: Sequence[Sample], indexes: Sequence[int]) -> list[list[int
 def shares(samples: Sequence[Sample], indexes: Sequence[int], parts: int) -> list[list[int]]:
     """Split samples into ``parts`` of about equal token counts, whole groups where there are enough of them.
 
-    Groups stay together because samples of one prompt are cheaper together. Longest processing time first (Graham 1969):
-    the largest group left goes to the part with the fewest tokens so far, the first such part on a tie. With fewer groups
-    than parts, the largest groups are halved first. Parts may be empty if there are fewer samples than parts.
+    Groups stay together because samples of one prompt are cheaper together, and go to the parts by :func:`longest_first`.
+    With fewer groups than parts, the largest groups are halved first. Parts may be empty if there are fewer samples than parts.
     """
     pieces = by_group(samples, indexes)
     while 0 < len(pieces) < parts and max(map(len, pieces)) > 1:
@@ -29,13 +28,9 @@ def shares(samples: Sequence[Sample], indexes: Sequence[int], parts: int) -> lis
         pieces.remove(largest)
         middle = len(largest) // 2
         pieces += [largest[:middle], largest[middle:]]
-    filled: list[list[int]] = [[] for _ in range(parts)]
-    heap = [(0, part) for part in range(parts)]
-    for piece in sorted(pieces, key=lambda piece: (-_tokens(samples, piece), piece[0])):
-        tokens, part = heapq.heappop(heap)
-        filled[part] += piece
-        heapq.heappush(heap, (tokens + _tokens(samples, piece), part))
-    return [sorted(part) for part in filled]
+    pieces.sort(key=lambda piece: piece[0])
+    filled = longest_first([_tokens(samples, piece) for piece in pieces], parts)
+    return [sorted(index for number in part for index in pieces[number]) for part in filled]
 
 
 def _tokens(samples: Sequence[Sample], piece: Sequence[int]) -> int:

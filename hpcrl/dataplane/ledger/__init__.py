@@ -1,0 +1,1 @@
+"""The ledger: who holds which rows of which stream, and why; pure."""

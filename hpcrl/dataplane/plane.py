@@ -1,0 +1,326 @@
+"""The data plane of one process, over any desk and any store: what a role asks for becomes operations and packed bytes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcrl.dataplane.interface import (
+    Batch,
+    Block,
+    ColumnData,
+    DataPlane,
+    DataPlaneError,
+    EndOfStream,
+    Feedback,
+    SchemaError,
+    StreamDepth,
+)
+from hpcrl.dataplane.labels import labels_of
+from hpcrl.dataplane.ledger import ops
+from hpcrl.dataplane.member import Member, encode_value
+from hpcrl.dataplane.packing import empty, join, pack, unpack
+from hpcrl.recipe import Column
+
+MakeOp = Callable[[int, int], ops.AnyOp]
+
+
+class Desk(Protocol):
+    """Carries operations to the ledger; :class:`hpcrl.dataplane.desk.client.DeskClient`, or a hub in this process."""
+
+    def ask(self, make: MakeOp, *, what: str, wait_s: float = 0.0) -> ops.Answer:
+        """The answer; see there."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Store(Protocol):
+    """Keeps the packed bytes of columns."""
+
+    def write(self, stream: str, column: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[ops.Ref]:
+        """Keep the bytes of a column of blocks, by first row id; durable against the end of any process of the node."""
+
+    def read(self, refs: Sequence[ops.Ref]) -> list[np.ndarray]:
+        """The bytes again, uint8; they stay valid for as long as the array lives."""
+
+    def discard(self, refs: Sequence[ops.Ref]) -> None:
+        """Bytes that no operation will ever name."""
+
+    def clear(self, refs: Sequence[ops.Ref]) -> None:
+        """The blocks of these bytes are gone."""
+
+    def freed(self, segments: dict[str, int]) -> None:
+        """Segments of this process that hold nothing any more; see :class:`hpcrl.dataplane.ledger.ops.Granted`."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class LedgerPlane(DataPlane):
+    """One process's data plane.
+
+    Args:
+        life: of this process; see :class:`hpcrl.dataplane.ledger.ops.Op`.
+        wait_s: the longest that a put waits for room [s].
+        lease_s: how long rows stay this process's without a word of it [s].
+        settled: by stream, rows that a durable checkpoint holds as trained.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        desk: Desk,
+        store: Store,
+        *,
+        life: int,
+        wait_s: float,
+        lease_s: float,
+        settled: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._member, self._desk, self._store, self._life = member, desk, store, life
+        self._wait_s, self._lease_s = wait_s, lease_s
+        self._row_ids = member.row_ids()
+        self._lock = threading.Lock()
+        self._closed: set[str] = set()
+        self._said_at = time.monotonic()
+        self._do("begin", ops.Hello, settled={name: list(rows) for name, rows in (settled or {}).items()})
+        self._end = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name=f"{member.name}-beats", daemon=True)
+        self._beats.start()
+
+    def put(self, stream: str, columns: Mapping[str, ColumnData]) -> np.ndarray:
+        """See :meth:`DataPlane.put`. Waits while the stream is full."""
+        declared = self._member.check_put(stream, columns)
+        self._refuse_closed(stream)
+        rows = len(columns[declared[0].name])
+        row_ids = self._row_ids.take(rows)
+        first = int(row_ids[0])
+        packed = {column.name: pack(stream, column, row_ids, columns[column.name]) for column in declared}
+        refs = {name: self._store.write(stream, name, [(first, data)])[0] for name, data in packed.items()}
+        answer = self._ask(
+            f"put {rows} rows into stream {stream!r}",
+            ops.Put,
+            wait_s=self._wait_s,
+            stream=stream,
+            first=first,
+            rows=rows,
+            refs=refs,
+            bytes=sum(data.nbytes for data in packed.values()),
+            labels=labels_of(self._member.stream(stream), columns),
+        )
+        if isinstance(answer, ops.Wait):
+            self._store.discard(list(refs.values()))
+            raise DataPlaneError(f"{self._member.name}: stream {stream!r} had no room for {self._wait_s:g} s: {answer.reason}")
+        self._take_freed(answer)
+        return row_ids
+
+    def read(self, stream: str, columns: Sequence[str], *, max_rows: int, wait_s: float) -> Batch | None:
+        """See :meth:`DataPlane.read`."""
+        wanted = self._member.check_read(stream, columns, max_rows)
+        answer = self._ask(
+            f"read columns {list(columns)} of stream {stream!r}",
+            ops.Lease,
+            wait_s=wait_s,
+            stream=stream,
+            columns=list(columns),
+            max_rows=max_rows,
+            seconds=self._lease_s,
+        )
+        return self._batch(stream, wanted, answer)
+
+    def draw(
+        self,
+        stream: str,
+        columns: Sequence[str],
+        *,
+        draw: int,
+        rows: int,
+        share: int,
+        shares: int,
+        wait_s: float,
+        max_tokens: int = 0,
+        quadratic: float = 0.0,
+    ) -> Batch | None:
+        """See :meth:`DataPlane.draw`."""
+        wanted = self._member.check_read(stream, columns, rows)
+        answer = self._ask(
+            f"draw set {draw} of stream {stream!r}",
+            ops.Draw,
+            wait_s=wait_s,
+            stream=stream,
+            columns=list(columns),
+            draw=draw,
+            rows=rows,
+            share=share,
+            shares=shares,
+            seconds=self._lease_s,
+            max_tokens=max_tokens,
+            quadratic=quadratic,
+        )
+        return self._batch(stream, wanted, answer)
+
+    def fill(self, batch: Batch, columns: Mapping[str, ColumnData]) -> None:
+        """See :meth:`DataPlane.fill`."""
+        stream = batch.stream
+        declared = self._member.check_fill(stream, columns, len(batch))
+        self._refuse_closed(stream)
+        starts = np.cumsum([0, *(len(block.row_ids) for block in batch.blocks)]).tolist()
+        refs: dict[int, dict[str, ops.Ref]] = {int(block.row_ids[0]): {} for block in batch.blocks}
+        for column in declared:
+            packed = [
+                (int(block.row_ids[0]), pack(stream, column, block.row_ids, columns[column.name][a : a + len(block.row_ids)]))
+                for block, a in zip(batch.blocks, starts, strict=False)
+            ]
+            for (first, _), ref in zip(packed, self._store.write(stream, column.name, packed), strict=True):
+                refs[first][column.name] = ref
+        self._do(f"fill columns {list(columns)} of stream {stream!r}", ops.Fill, stream=stream, blocks=refs)
+
+    def trained(self, batch: Batch, version: int) -> None:
+        """See :meth:`DataPlane.trained`."""
+        self._member.check_clear(batch.stream)
+        blocks = _firsts(batch)
+        self._do(f"mark rows of stream {batch.stream!r}", ops.Trained, stream=batch.stream, blocks=blocks, version=version)
+
+    def acknowledge(self, batch: Batch) -> None:
+        """See :meth:`DataPlane.acknowledge`."""
+        what = f"acknowledge rows of stream {batch.stream!r}"
+        self._do(what, ops.Acknowledge, stream=batch.stream, blocks=_firsts(batch))
+        if self._member.is_final(batch.stream):
+            self._store.clear([ref for block in batch.blocks for ref in block.handle])
+
+    def give_back(self, batch: Batch) -> None:
+        """See :meth:`DataPlane.give_back`."""
+        self._do(f"give back rows of stream {batch.stream!r}", ops.GiveBack, stream=batch.stream, blocks=_firsts(batch))
+
+    def drop(self, batch: Batch, reason: str) -> None:
+        """See :meth:`DataPlane.drop`."""
+        self._member.check_clear(batch.stream)
+        what = f"drop rows of stream {batch.stream!r}"
+        self._do(what, ops.Drop, stream=batch.stream, blocks=_firsts(batch), reason=reason)
+        self._store.clear([ref for block in batch.blocks for ref in block.handle])
+
+    def close_stream(self, stream: str) -> None:
+        """See :meth:`DataPlane.close_stream`."""
+        self._member.check_close(stream)
+        with self._lock:
+            self._closed.add(stream)
+        self._do(f"close stream {stream!r}", ops.Close, stream=stream)
+
+    def announce(self, feedback: str, value: dict[str, Any]) -> None:
+        """See :meth:`DataPlane.announce`."""
+        self._member.check_feedback(feedback, announce=True)
+        text = encode_value(feedback, value)
+        self._do(f"announce on feedback stream {feedback!r}", ops.Announce, feedback=feedback, value=text)
+
+    def newest(self, feedback: str) -> dict[str, Feedback]:
+        """See :meth:`DataPlane.newest`."""
+        self._member.check_feedback(feedback, announce=False)
+        answer = self._do(f"read feedback stream {feedback!r}", ops.AskNewest, feedback=feedback)
+        assert isinstance(answer, ops.Newest)
+        return {who: Feedback(who, number, json.loads(value)) for who, (number, value) in answer.values.items()}
+
+    def held(self, stream: str) -> frozenset[int]:
+        """See :meth:`DataPlane.held`."""
+        self._member.stream(stream)
+        answer = self._do(f"see what stream {stream!r} holds", ops.AskHeld, stream=stream)
+        assert isinstance(answer, ops.Held)
+        return frozenset(answer.prompts)
+
+    def depth(self, stream: str) -> StreamDepth:
+        """See :meth:`DataPlane.depth`."""
+        self._member.stream(stream)
+        figures = self.figures(stream)[stream]
+        return StreamDepth(rows=figures["rows"], blocks=figures["blocks"], rows_with=figures["rows_with"])
+
+    def figures(self, stream: str = "") -> dict[str, dict[str, Any]]:
+        """See :meth:`DataPlane.figures`."""
+        answer = self._do("look at the streams", ops.AskDepth, stream=stream)
+        assert isinstance(answer, ops.Depths)
+        return answer.streams
+
+    def why(self, row_id: int) -> list[str]:
+        """See :meth:`DataPlane.why`."""
+        answer = self._do(f"ask why row {row_id} waits", ops.AskWhy, row=row_id)
+        assert isinstance(answer, ops.Why)
+        return answer.lines
+
+    def close(self) -> None:
+        """See :meth:`DataPlane.close`."""
+        self._end.set()
+        self._desk.close()
+        self._beats.join(5.0)
+        self._store.close()
+
+    def _do(self, what: str, kind: type[ops.Op], **fields: Any) -> ops.Answer:
+        answer = self._ask(what, kind, **fields)
+        self._take_freed(answer)
+        return answer
+
+    def _ask(self, what: str, kind: type[ops.Op], *, wait_s: float = 0.0, **fields: Any) -> ops.Answer:
+        who, life = self._member.name, self._life
+
+        def make(seq: int, oldest: int) -> ops.AnyOp:
+            return kind(who=who, life=life, seq=seq, oldest=oldest, **fields)  # type: ignore[return-value]
+
+        answer = self._desk.ask(make, what=what, wait_s=wait_s)
+        self._said_at = time.monotonic()
+        if isinstance(answer, ops.Refused):
+            kind_of = SchemaError if answer.kind == "schema" else DataPlaneError
+            raise kind_of(f"{who}: cannot {what}: {answer.reason}")
+        return answer
+
+    def _take_freed(self, answer: ops.Answer) -> None:
+        if isinstance(answer, ops.Granted) and answer.freed:
+            self._store.freed(answer.freed)
+
+    def _batch(self, stream: str, wanted: Sequence[Column], answer: ops.Answer) -> Batch | None:
+        assert isinstance(answer, ops.Leased)
+        if not answer.blocks:
+            if answer.ended:
+                raise EndOfStream(f"stream {stream!r}: group {self._member.group!r} has had every row")
+            return Batch(stream, {column.name: empty(column) for column in wanted}, ()) if answer.fixed else None
+        packed = self._store.read([ref for given in answer.blocks for ref in given.refs])
+        blocks, parts, start = [], [], 0
+        for given in answer.blocks:
+            expected = np.arange(given.first, given.first + given.rows, dtype=np.int64)
+            data = []
+            for column, array in zip(wanted, packed[start : start + len(wanted)], strict=True):
+                row_ids, values = unpack(stream, column, array)
+                if not np.array_equal(row_ids, expected):
+                    raise DataPlaneError(
+                        f"{self._member.name}: column {column.name!r} of stream {stream!r} came back with rows {row_ids[:1]}…, "
+                        f"asked for {given.first}…; a block was overwritten while it was still in use"
+                    )
+                data.append(values)
+            blocks.append(Block(expected, tuple(given.refs)))
+            parts.append(data)
+            start += len(wanted)
+        joined = {c.name: join(c, data) for c, data in zip(wanted, zip(*parts, strict=True), strict=True)}
+        return Batch(stream, joined, tuple(blocks))
+
+    def _refuse_closed(self, stream: str) -> None:
+        with self._lock:
+            if stream in self._closed:
+                raise DataPlaneError(
+                    f"{self._member.name}: stream {stream!r} was closed by this process; it takes no more rows"
+                )
+
+    def _beat(self) -> None:
+        # A role that computes for long says nothing by itself, and its rows must not go to another meanwhile.
+        while not self._end.wait(self._lease_s / 4):
+            if time.monotonic() - self._said_at >= self._lease_s / 4:
+                try:
+                    self._ask("renew leases", ops.Beat)
+                except DataPlaneError:
+                    # Whatever the role asks next says it better.
+                    continue
+
+
+def _firsts(batch: Batch) -> list[int]:
+    return [int(block.row_ids[0]) for block in batch.blocks]

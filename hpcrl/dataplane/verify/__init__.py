@@ -1,0 +1,1 @@
+"""Proves from the history of a run's rows that nothing was lost or trained twice; pure."""
