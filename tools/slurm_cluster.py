@@ -36,10 +36,16 @@ def cli() -> None:
 @click.option("--gpus", default=4, show_default=True, help="GPUs of each node; Slurm hands them out, no device is behind them.")
 @click.option("--cpus", default=32, show_default=True, help="CPUs of each node as Slurm counts them.")
 @click.option("--accounting", is_flag=True, help="With slurmdbd and MariaDB, so that sacct answers.")
-def up(folder: Path, nodes: int, gpus: int, cpus: int, accounting: bool) -> None:
+@click.option(
+    "--user-signal/--no-user-signal",
+    default=True,
+    show_default=True,
+    help="A preempted job's batch script is signalled; without, its steps alone are, which is Slurm's default.",
+)
+def up(folder: Path, nodes: int, gpus: int, cpus: int, accounting: bool, user_signal: bool) -> None:
     """Start a cluster; as root also install Debian's Slurm if it is missing. Nothing happens if it is up."""
     begun = time.monotonic()
-    cluster = Cluster(folder, nodes=nodes, gpus=gpus, cpus=cpus, accounting=accounting).up()
+    cluster = Cluster(folder, nodes=nodes, gpus=gpus, cpus=cpus, accounting=accounting, user_signal=user_signal).up()
     click.echo(f"{nodes} nodes are up after {time.monotonic() - begun:.1f} s. In your shell:", err=True)
     # To stdout alone, so that `eval "$(… up DIR)"` works too.
     for name, value in cluster.env.items():

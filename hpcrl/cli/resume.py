@@ -15,16 +15,25 @@ import click
 def command(run: str, after: str | None, hold: bool, as_json: bool) -> None:
     """Queue a further job for RUN, a directory or a name; it goes on from its last save.
 
-    Refused while a job of the run is queued or runs. A run of `hpcrl run` goes on with `hpcrl run --resume`.
+    Refused while a job of the run is queued or runs, and where its time limit does not hold a step. A run of `hpcrl run` goes
+    on with `hpcrl run --resume`.
     """
     from hpcrl.cli.submit import job_of, shown_name
     from hpcrl.launch.find import find_run
     from hpcrl.launch.slurm import Slurm
     from hpcrl.launch.steer import resume
+    from hpcrl.launch.time_limit import of_run
+    from hpcrl.run.errors import CheckFailed
 
     held = find_run(run)
+    limit = of_run(held)
+    if limit is not None and limit.problems:
+        raise CheckFailed(limit.problems)
+    estimate = limit.estimate if limit is not None else ""
     job = resume(held, Slurm(), hold=hold, after=None if after is None else job_of(after))
     if as_json:
-        click.echo(json.dumps({"run": str(held.path), "run_id": held.run_id, "job": job}, indent=2))
+        click.echo(json.dumps({"run": str(held.path), "run_id": held.run_id, "job": job, "estimate": estimate}, indent=2))
     else:
+        if estimate:
+            click.echo(estimate)
         click.echo(f"job {job} goes on with {held.path}\nnext:\n  hpcrl status {shown_name(held.path)}")

@@ -14,6 +14,7 @@ from hpcrl.cli.attempts import attempt_of
 from hpcrl.launch.find import find_run
 from hpcrl.launch.jobs import is_cluster_run
 from hpcrl.launch.slurm import Slurm
+from hpcrl.launch.standing import joined_in_words
 from hpcrl.launch.survey import Surveyed, survey
 from hpcrl.run.directory import RunDirectory
 from hpcrl.tracking.overview import Overview, ProcessState, Watcher
@@ -149,6 +150,7 @@ def _job_lines(job: Surveyed) -> list[str]:
         lines.append(f"  {job.standing.why}")
     if job.job is not None and job.job.is_active and job.job.nodes:
         lines.append(f"  on {', '.join(job.job.nodes)} in partition {', '.join(job.job.partitions)}")
+    lines += [f"  joined by {joined_in_words(name, item)}" for name, item in job.joined.items()]
     log = job.run.path / "slurm" / f"{job.job_id}.log"
     if log.exists():
         lines.append(f"  the job's own log: {log}")

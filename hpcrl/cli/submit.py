@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 @click.option("--time", "time_limit", default="", metavar="T", help="Time limit, as Slurm writes it [the site's].")
 @click.option("--site", metavar="S", help="Site profile, by name or file [default]; `hpcrl site list` shows them.")
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a recipe parameter or field; repeatable.")
-@click.option("--partition", default="", metavar="P", help="Partition for all of the job [the site's].")
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    metavar="[COMPONENT=]P",
+    help="Partition for all of the run [the site's], or for one component, such as inference=spot; repeatable.",
+)
 @click.option("--layout", type=click.Choice(["auto", "het", "single"]), default="auto", show_default=True)
 @click.option("--spares", type=int, default=0, help="Idle nodes that replace lost ones.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept [runs/NAME].")
@@ -38,7 +44,7 @@ def command(
     time_limit: str,
     site: str | None,
     sets: tuple[str, ...],
-    partition: str,
+    partitions: tuple[str, ...],
     layout: Literal["auto", "het", "single"],
     spares: int,
     run_dir: Path | None,
@@ -61,7 +67,16 @@ def command(
     from hpcrl.launch.submit import Order, prepare, submit
 
     slurm = Slurm()
-    asked = Asked(nodes=nodes, gpus_per_node=gpus_per_node, time=time_limit, layout=layout, spares=spares, partition=partition)
+    named = {part.partition("=")[0]: part.partition("=")[2] for part in partitions if "=" in part}
+    asked = Asked(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        time=time_limit,
+        layout=layout,
+        spares=spares,
+        partition=next((part for part in reversed(partitions) if "=" not in part), ""),
+        partitions=named,
+    )
     order = Order(
         recipe=recipe,
         sets=sets,
@@ -81,7 +96,14 @@ def command(
         return
     done = submit(prepared, slurm)
     if as_json:
-        value = {"run": str(done.run.path), "run_id": done.run.run_id, "job": done.job, "said": done.said}
+        value = {
+            "run": str(done.run.path),
+            "run_id": done.run.run_id,
+            "job": done.job,
+            "joined": dict(done.joined),
+            "said": done.said,
+            "estimate": prepared.estimate,
+        }
         click.echo(json.dumps(value, indent=2))
     else:
         _show(done, prepared)
@@ -110,6 +132,10 @@ def _show(done: Submission, prepared: Prepared) -> None:
     held = " (held)" if prepared.order.hold else ""
     click.echo(f"run {done.run.run_id} in {done.run.path}")
     click.echo(f"job {done.job}{held}: {layout_in_words(prepared)}")
+    for component, job in done.joined.items():
+        click.echo(f"job {job}: {component}, which joins it")
+    if prepared.estimate:
+        click.echo(prepared.estimate)
     if done.said and not prepared.order.hold and prepared.order.after is None:
         click.echo(f"Slurm's estimate: {done.said}")
     name = shown_name(done.run.path)
@@ -128,18 +154,23 @@ def _show_dry(prepared: Prepared, as_json: bool) -> None:
     if as_json:
         value = {
             "script": prepared.script(),
+            "joined": {name: text for name, text in prepared.scripts().items() if name != "batch.sh"},
             "layout": json.loads(prepared.layout.to_json()),
             "plan": json.loads(prepared.plan.to_json()),
             "said": prepared.said,
+            "estimate": prepared.estimate,
             "unchecked": prepared.unchecked,
         }
         click.echo(json.dumps(value, indent=2))
         return
     from hpcrl.cli.plan import show
 
-    click.echo(prepared.script())
+    for name, script in reversed(prepared.scripts().items()):
+        click.echo(f"# {name}\n{script}" if prepared.layout.joined else script)
     show(prepared.recipe, prepared.plan)
     click.echo(layout_in_words(prepared))
+    if prepared.estimate:
+        click.echo(prepared.estimate)
     if prepared.said:
         click.echo(f"Slurm's estimate: {prepared.said}")
     if prepared.unchecked:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def batch_numbers(batch: int, prompts_per_step: int, total: int) -> range:
 
 @lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
+    import numpy as np
+
     # Philox's raw words are fixed by its definition, whereas numpy may change how it shuffles between releases.
     words = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(size)
     return np.argsort(words, kind="stable")

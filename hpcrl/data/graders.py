@@ -7,6 +7,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
+from hpcrl.data.gym_tasks import registry_with
 from hpcrl.data.rewards import Unparseable
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -64,6 +65,4 @@ def _decimal(text: str) -> Decimal:
 
 @cache
 def _scorer(task: str) -> Any:
-    from reasoning_gym import get_score_answer_fn
-
-    return get_score_answer_fn(task)
+    return registry_with(task).get_score_answer_fn(task)

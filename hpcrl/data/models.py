@@ -47,17 +47,15 @@ def resolve_model(name: str) -> Path:
 
 def model_problems(path: Path) -> list[str]:
     """What does not fit between a model's configuration and its tokenizer, a sentence each."""
-    from hpcrl.data.tokenizer import load_tokenizer
-
     config = read_config(path)
     rows = config.get("vocab_size")
     if not isinstance(rows, int) or rows < 1:
         return [f"{path / 'config.json'} has no vocab_size"]
     try:
-        vocabulary = load_tokenizer(path).get_vocab()
-    except (OSError, ValueError, KeyError) as error:
+        highest = _highest_token_id(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"the tokenizer in {path} cannot be loaded: {error}"]
-    return vocabulary_problems(path, rows, max(vocabulary.values(), default=-1) + 1)
+    return vocabulary_problems(path, rows, highest + 1)
 
 
 def vocabulary_problems(path: Path, rows: int, tokens: int) -> list[str]:
@@ -103,6 +101,16 @@ def context_length(path: Path) -> int | None:
     """The most positions the model was made for, where its configuration says."""
     length = read_config(path).get("max_position_embeddings")
     return length if isinstance(length, int) else None
+
+
+def _highest_token_id(path: Path) -> int:
+    from hpcrl.data.quick_tokens import QuickTokens
+
+    if QuickTokens.reads(path):
+        return QuickTokens.open(path).highest_id
+    from hpcrl.data.tokenizer import load_tokenizer
+
+    return max(load_tokenizer(path).get_vocab().values(), default=-1)
 
 
 def _complete(path: Path) -> Path:

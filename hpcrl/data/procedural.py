@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcrl.config.nearest import nearest
 from hpcrl.data.dataset import Dataset, Item, Prompts
+from hpcrl.data.gym_tasks import registry_with
 from hpcrl.run.errors import CheckFailed
 
 
@@ -42,11 +44,15 @@ class ReasoningGym(Dataset):
         if self.size < 1:
             raise CheckFailed([f"dataset {self.task!r} has size {self.size}: it is empty"])
         try:
-            import reasoning_gym
+            registry = registry_with(self.task)
         except ImportError as error:
-            raise CheckFailed(["package reasoning-gym is not installed; run `pip install reasoning-gym==0.1.25`"]) from error
+            raise CheckFailed(
+                [f"package reasoning-gym cannot be imported ({error}); run `pip install reasoning-gym==0.1.25`"]
+            ) from error
+        if self.task not in registry.DATASETS:
+            raise CheckFailed([f"reasoning-gym has no task {self.task!r}; {nearest(self.task, registry.DATASETS)}"])
         try:
-            entries = reasoning_gym.create_dataset(self.task, size=self.size, seed=self.seed, **self.params)
+            entries = registry.create_dataset(self.task, size=self.size, seed=self.seed, **self.params)
             prompts = _Generated(self, entries)
             prompts[0]
         except KeyError as error:

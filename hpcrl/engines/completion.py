@@ -6,9 +6,10 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -76,6 +77,8 @@ class Completion:
         Raises:
             KeyError, TypeError, ValueError: it is none, or came without log-probabilities.
         """
+        import numpy as np
+
         meta = answer["meta_info"]
         # Token ids and log-probabilities come in pairs, so they are taken from the same list.
         pairs = meta["output_token_logprobs"]
@@ -109,6 +112,8 @@ def version_number(version: str, initial_version: int) -> int:
 
 def expand_versions(meta: Mapping[str, Any], count: int, initial_version: int) -> np.ndarray:
     """int32 (count,): the version of each token, from spans where the server gives them, else from its one version."""
+    import numpy as np
+
     versions = np.full(count, version_number(meta["weight_version"], initial_version), np.int32)
     for span in meta.get("weight_versions") or ():
         versions[span["start"] : span["end"]] = version_number(span["version"], initial_version)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from hpcrl.config.nearest import nearest
-from hpcrl.launch.components import Kind, in_words, kinds_of
+from hpcrl.launch.components import Kind, in_words, joining, kinds_of
 from hpcrl.launch.duration import minutes_of
 from hpcrl.launch.layout import Asked, Component, Layout
 from hpcrl.launch.refusals import asked_problems, partition_problems
@@ -36,7 +36,7 @@ def make_layout(recipe: Recipe, asked: Asked, site: Site) -> Layout:
     if asked.layout != "single" and not no_kill:
         tries.append(lambda: _het(recipe, asked, site))
     components = _best(tries)
-    problems = list(partition_problems(components, site))
+    problems = list(partition_problems(recipe, components, site))
     if problems:
         raise CheckFailed(problems)
     return Layout(components=components, no_kill=no_kill, minutes=minutes_of(asked.time or site.time))
@@ -104,9 +104,12 @@ def _het(recipe: Recipe, asked: Asked, site: Site) -> Components:
     if problems:
         raise CheckFailed(problems)
     components: list[Component] = []
-    for kind in kinds:
+    partitions = {kind.name: _partition_of(kind, asked, site) for kind in kinds}
+    joins = joining(partitions, site.preemptible_partitions)
+    # Slots of the main job are counted first.
+    for kind in sorted(kinds, key=lambda kind: kind.name in joins):
         try:
-            components.append(_component(recipe, kind, asked, site, leads=not components))
+            components.append(_component(recipe, kind, asked, site, joins=kind.name in joins, leads=not components))
         except CheckFailed as failed:
             problems += [f"component {kind.name}: {problem}" for problem in failed.problems]
     if problems:
@@ -122,7 +125,7 @@ def _het(recipe: Recipe, asked: Asked, site: Site) -> Components:
     return _checked(recipe, tuple(components), gpus_may_idle=True)
 
 
-def _component(recipe: Recipe, kind: Kind, asked: Asked, site: Site, *, leads: bool) -> Component:
+def _component(recipe: Recipe, kind: Kind, asked: Asked, site: Site, *, joins: bool, leads: bool) -> Component:
     size = size_of(
         cut(recipe, kind.groups),
         _shape(asked, site, kind.has_gpus),
@@ -137,8 +140,13 @@ def _component(recipe: Recipe, kind: Kind, asked: Asked, site: Site, *, leads: b
         gpus_per_node=size.gpus,
         cpus_per_node=size.cpus,
         memory_gib=size.memory_gib,
-        partition=asked.partitions.get(kind.name) or asked.partition or _partition(site, kind.has_gpus),
+        partition=_partition_of(kind, asked, site),
+        joins=joins,
     )
+
+
+def _partition_of(kind: Kind, asked: Asked, site: Site) -> str:
+    return asked.partitions.get(kind.name) or asked.partition or _partition(site, kind.has_gpus)
 
 
 def _merged(components: Sequence[Component]) -> list[Component]:
@@ -154,6 +162,7 @@ def _merged(components: Sequence[Component]) -> list[Component]:
             cpus_per_node=max(item.cpus_per_node for item in items),
             memory_gib=max(item.memory_gib for item in items),
             partition=items[0].partition,
+            joins=items[0].joins,
         )
         for items in alike.values()
     ]

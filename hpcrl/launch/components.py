@@ -1,9 +1,10 @@
-"""Which groups go into which component of a heterogeneous job: by the kind of resources that they need."""
+"""Which groups go into which component: by the kind of resources that they need; and which components are jobs of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from hpcrl.plan.demand import Unit, units_of
 from hpcrl.recipe import Recipe
@@ -37,6 +38,26 @@ def kinds_of(recipe: Recipe, *, apart: bool) -> list[Kind]:
         taken = any(kind.name == HUB for kind in kinds)
         kinds.insert(0, Kind(f"cpu-{HUB}" if taken else HUB, groups, False))
     return kinds
+
+
+def joining(partitions: Mapping[str, str], preemptible: Iterable[str]) -> frozenset[str]:
+    """Names of components that are jobs of their own: they can be preempted, and others cannot.
+
+    Args:
+        partitions: of each component; several are separated by commas.
+        preemptible: the site's preemptible partitions.
+    """
+    cheap = {name for name, text in partitions.items() if kind_of(text, preemptible) == "preemptible"}
+    safe = any(kind_of(text, preemptible) == "protected" for text in partitions.values())
+    return frozenset(cheap if safe else ())
+
+
+def kind_of(partition: str, preemptible: Iterable[str]) -> Literal["preemptible", "protected", "mixed"]:
+    """Whether jobs of these partitions, separated by commas, can be preempted."""
+    names, cheap = set(partition.split(",")), set(preemptible)
+    if names <= cheap:
+        return "preemptible"
+    return "mixed" if names & cheap else "protected"
 
 
 def _stands_alone(recipe: Recipe, unit: Unit) -> bool:

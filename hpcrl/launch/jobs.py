@@ -1,9 +1,12 @@
 """Which Slurm jobs a run had: what the run directory says, and what Slurm says.
 
+A run has one main job at a time. Its components that are jobs of their own (``Layout.joined``) are parts of it.
+
 ::
 
-    RUN/slurm/batch.sh       the script, the same for every job of the run
-    RUN/slurm/jobs.jsonl     one line for each job: its id, when and why it was submitted
+    RUN/slurm/batch.sh       the script, the same for every main job of the run
+    RUN/slurm/batch-NAME.sh  the script of a component that is a job of its own and joins the run
+    RUN/slurm/jobs.jsonl     one line for each job: its id, when and why it was submitted, and the component that joins
     RUN/slurm/submit.json    who submitted the run, where
     RUN/slurm/JOB.log        what the batch script printed
     RUN/cancelled            a person wants the run to end: it is not queued again
@@ -15,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,18 +26,19 @@ from hpcrl.launch.slurm import Slurm, SlurmDown, SlurmMissing, SlurmRefused
 from hpcrl.launch.slurm_text import Job
 from hpcrl.run.directory import RunDirectory
 
-Why = Literal["submit", "successor", "resume"]
+Why = Literal["submit", "successor", "resume", "again"]
 # More of a run's jobs than this are not asked for.
 LATEST = 3
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A line of the run's list of jobs; ``t`` is Unix time [s]."""
+    """A line of the run's list of jobs; ``t`` is Unix time [s], ``component`` that of a job that joins, else empty."""
 
     job: int
     t: float
     why: str
+    component: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,18 +46,30 @@ class Seen:
     """What is known of a run's jobs.
 
     Attributes:
-        jobs: as Slurm has them, the newest last; empty where it knows none of them.
+        jobs: the main ones as Slurm has them, the newest last; empty where it knows none of them.
+        joined: those that join the run, by component; without those that Slurm forgot.
         silent: why Slurm could not be asked; empty where it answered.
     """
 
     jobs: tuple[Job, ...] = ()
+    joined: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)
     silent: str = ""
 
     @property
     def newest(self) -> Job | None:
         """The job that counts: one that is queued or runs, else the newest."""
-        jobs = [job for job in self.jobs if job.is_active] or self.jobs
-        return jobs[-1] if jobs else None
+        return newest(self.jobs)
+
+    @property
+    def newest_joined(self) -> dict[str, Job]:
+        """The same of each component that joins, by name."""
+        return {name: job for name, jobs in self.joined.items() if (job := newest(jobs)) is not None}
+
+
+def newest(jobs: Sequence[Job]) -> Job | None:
+    """The job that counts among those of one kind, the newest last: one that is queued or runs, else the newest."""
+    counted = [job for job in jobs if job.is_active] or jobs
+    return counted[-1] if counted else None
 
 
 def is_cluster_run(run: RunDirectory) -> bool:
@@ -61,19 +77,20 @@ def is_cluster_run(run: RunDirectory) -> bool:
     return script_of(run).exists()
 
 
-def script_of(run: RunDirectory) -> Path:
-    """The batch script."""
-    return run.path / "slurm" / "batch.sh"
+def script_of(run: RunDirectory, joined: str = "") -> Path:
+    """The batch script: of the main job, or of a component that joins."""
+    return run.path / "slurm" / (f"batch-{joined}.sh" if joined else "batch.sh")
 
 
-def tag_of(run: RunDirectory) -> str:
-    """Comment of every job of the run."""
-    return f"hpcrl:{run.run_id}"
+def tag_of(run: RunDirectory, joined: str = "") -> str:
+    """Comment of every main job of the run, or of every job of a component that joins."""
+    return f"hpcrl:{run.run_id}" + (f":{joined}" if joined else "")
 
 
-def record_job(run: RunDirectory, job: int, why: Why) -> None:
+def record_job(run: RunDirectory, job: int, why: Why, joined: str = "") -> None:
     """Append a job to the run's list, in one write."""
-    line = json.dumps({"job": str(job), "t": round(time.time(), 3), "why": why}) + "\n"
+    of = {"component": joined} if joined else {}
+    line = json.dumps({"job": str(job), "t": round(time.time(), 3), "why": why, **of}) + "\n"
     descriptor = os.open(run.path / "slurm" / "jobs.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, line.encode())
@@ -82,8 +99,8 @@ def record_job(run: RunDirectory, job: int, why: Why) -> None:
         os.close(descriptor)
 
 
-def recorded_jobs(run: RunDirectory) -> list[Submitted]:
-    """The run's list, oldest first; a line that a crash cut short is left out."""
+def recorded_jobs(run: RunDirectory, joined: str = "") -> list[Submitted]:
+    """The run's main jobs, or those of a component that joins, oldest first; a line that a crash cut short is left out."""
     try:
         lines = (run.path / "slurm" / "jobs.jsonl").read_text().splitlines()
     except FileNotFoundError:
@@ -92,10 +109,19 @@ def recorded_jobs(run: RunDirectory) -> list[Submitted]:
     for line in lines:
         try:
             value = json.loads(line)
-            found.append(Submitted(int(value["job"]), float(value["t"]), str(value["why"])))
-        except (ValueError, KeyError, TypeError):
+            found.append(Submitted(int(value["job"]), float(value["t"]), str(value["why"]), str(value.get("component", ""))))
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
-    return found
+    return [item for item in found if item.component == joined]
+
+
+def submitted_in(run: RunDirectory) -> Path:
+    """Where relative paths of the recipe begin: the folder in which it was submitted, if that is still there."""
+    try:
+        folder = Path(json.loads((run.path / "slurm" / "submit.json").read_text())["cwd"])
+    except (OSError, ValueError, KeyError):
+        return Path.cwd()
+    return folder if folder.is_dir() else Path.cwd()
 
 
 def is_cancelled(run: RunDirectory) -> bool:
@@ -126,7 +152,21 @@ def look(runs: Sequence[RunDirectory], slurm: Slurm, settled: Iterable[str] = ()
     old = {job.id: job for job in _history(asked, slurm)}
     for run_id, ids in listed.items():
         found[run_id] = found[run_id] or [old[number] for number in ids if number in old]
-    return {run_id: Seen(tuple(sorted(jobs, key=lambda job: job.id))) for run_id, jobs in found.items()}
+    return {run.run_id: Seen(_sorted(found[run.run_id]), joined_jobs(run, queued)) for run in runs}
+
+
+def joined_jobs(run: RunDirectory, queued: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
+    """Those of some jobs that join a run, by component, the newest last."""
+    start = tag_of(run) + ":"
+    found: dict[str, list[Job]] = {}
+    for job in queued:
+        if job.comment.startswith(start):
+            found.setdefault(job.comment.removeprefix(start), []).append(job)
+    return {name: _sorted(jobs) for name, jobs in sorted(found.items())}
+
+
+def _sorted(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    return tuple(sorted(jobs, key=lambda job: job.id))
 
 
 def _history(jobs: Sequence[int], slurm: Slurm) -> list[Job]:

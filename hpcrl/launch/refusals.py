@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hpcrl.launch.components import kind_of
 from hpcrl.launch.duration import minutes_of
 from hpcrl.launch.layout import Asked, Component
 from hpcrl.launch.site import Site
@@ -39,25 +40,26 @@ def asked_problems(recipe: Recipe, asked: Asked, site: Site) -> Iterator[str]:
         )
 
 
-def partition_problems(components: Sequence[Component], site: Site) -> Iterator[str]:
-    """Mixtures of preemptible and protected partitions, which Slurm would treat as wholly protected."""
+def partition_problems(recipe: Recipe, components: Sequence[Component], site: Site) -> Iterator[str]:
+    """Mixtures of preemptible and protected partitions in which a run could not go on when Slurm takes the cheap part."""
     if len(components) < 2:
         return
-    preemptible = set(site.preemptible_partitions)
-    cheap = [item for item in components if set(item.partition.split(",")) <= preemptible]
-    mixed = [item for item in components if item not in cheap and set(item.partition.split(",")) & preemptible]
-    safe = [item for item in components if item not in cheap and item not in mixed]
-    for item in mixed:
-        yield (
-            f"component {item.name}: {item.partition} names preemptible and protected partitions; Slurm preempts a "
-            "heterogeneous job only when all its components can be preempted, so name partitions of one kind"
-        )
-    if cheap and safe:
-        yield (
-            f"components {_where(cheap)} can be preempted and {_where(safe)} cannot: Slurm never preempts a heterogeneous job "
-            "with one protected component, so none of it would be cheap; use partitions of one kind for all of them, or run "
-            "the preemptible part as a job of its own that joins the run"
-        )
+    for item in components:
+        if kind_of(item.partition, site.preemptible_partitions) == "mixed":
+            yield (
+                f"component {item.name}: {item.partition} names preemptible and protected partitions, so it is open whether it "
+                "can be preempted; name partitions of one kind for a component"
+            )
+    safe = _where([item for item in components if not item.joins])
+    for item in components:
+        workers = [name for name in item.groups if item.joins and not recipe.groups[name].role.service]
+        if workers:
+            yield (
+                f"component {item.name} ({item.partition}) can be preempted and {safe} cannot: Slurm never preempts a "
+                "heterogeneous job with one protected component, so the preemptible part would be a job of its own that joins "
+                f"the run, and only services, such as inference, can be that; {', '.join(workers)} must stay. Put component "
+                f"{item.name} into a protected partition, or all components into preemptible ones"
+            )
 
 
 def _where(components: Sequence[Component]) -> str:

@@ -1,10 +1,10 @@
-"""The batch script of a run. Pure: a layout, a site and where the run is, to text."""
+"""The batch scripts of a run: of its main job, and of each job that joins it. Pure: a layout, a site, a place, to text."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hpcrl.run.errors import CheckFailed
 
 LOGS = "slurm"
 SUPERVISOR = "hpcrl.supervise.supervisor"
+JOINER = "hpcrl.supervise.joiner"
 # Later components of a heterogeneous job have no batch step that could use these.
 _OF_THE_LEADER = ("--output", "--error", "--open-mode", "--signal")
 # Compilers' caches and Hugging Face's, but for the models themselves, which stay where they were loaded.
@@ -61,6 +62,14 @@ class JobFacts:
         """The job's comment, by which it is found again."""
         return f"hpcrl:{self.run_id}"
 
+    def tag_of(self, component: Component) -> str:
+        """Comment of the job that the component is in."""
+        return f"{self.tag}:{component.name}" if component.joins else self.tag
+
+    def name_of(self, component: Component) -> str:
+        """Name of the job that the component is in."""
+        return f"{self.name}-{component.name}" if component.joins else self.name
+
     def to_json(self) -> str:
         """For the run directory, whose own path is not in it."""
         value = {
@@ -86,21 +95,37 @@ class JobFacts:
 
 
 def render_script(layout: Layout, site: Site, job: JobFacts) -> str:
-    """The whole script, ending in a newline.
+    """The whole script of the main job, ending in a newline.
 
     Raises:
         CheckFailed: a path of the run cannot be written so that Slurm reads it right.
     """
+    return _script(layout, layout.main, site, job, f"-m {SUPERVISOR} {shlex.quote(str(job.run))}", "supervisor")
+
+
+def render_joined(layout: Layout, component: Component, site: Site, job: JobFacts) -> str:
+    """The script of a component that is a job of its own; errors as :func:`render_script`."""
+    arguments = f"-m {JOINER} {shlex.quote(str(job.run))} {shlex.quote(component.name)}"
+    return _script(layout, [component], site, job, arguments, "joiner")
+
+
+def render_all(layout: Layout, site: Site, job: JobFacts) -> dict[str, str]:
+    """Every script by its file name in ``RUN/slurm``, the main job's last; errors as :func:`render_script`."""
+    joined = {f"batch-{item.name}.sh": render_joined(layout, item, site, job) for item in layout.joined}
+    return {**joined, "batch.sh": render_script(layout, site, job)}
+
+
+def _script(layout: Layout, components: Sequence[Component], site: Site, job: JobFacts, arguments: str, what: str) -> str:
     problems = path_problems(site, job)
     if problems:
         raise CheckFailed(problems)
     lines = ["#!/bin/bash"]
-    for index, component in enumerate(layout.components):
+    for index, component in enumerate(components):
         if index:
             lines.append("#SBATCH hetjob")
         lines += _directives(layout, component, site, job, leads=index == 0)
-    lines += ["", f"# {job.name}, run {job.run_id}: starts the supervisor, which does all else."]
-    lines += _body(site, job)
+    lines += ["", f"# {job.name_of(components[0])}, run {job.run_id}: starts the {what}, which does all else."]
+    lines += _body(site, job, arguments)
     return "\n".join(lines) + "\n"
 
 
@@ -133,8 +158,8 @@ def gpus_flag(site: Site, count: int) -> str:
 def _directives(layout: Layout, component: Component, site: Site, job: JobFacts, *, leads: bool) -> list[str]:
     tasks = component.ignitors_per_node
     parameters: dict[str, Any] = {
-        "job_name": job.name,
-        "comment": job.tag,
+        "job_name": job.name_of(component),
+        "comment": job.tag_of(component),
         "time": layout.minutes,
         "nodes": component.nodes,
         "ntasks_per_node": tasks,
@@ -165,10 +190,12 @@ def _constraint(site: Site, component: Component) -> str | None:
     return site.constraint or None if component.gpus_per_node or not site.cpu_partition else None
 
 
-def _body(site: Site, job: JobFacts) -> list[str]:
+def _body(site: Site, job: JobFacts, arguments: str) -> list[str]:
     prefix = site.python or str(job.python)
     code = ":".join(map(str, job.code))
     return [
+        "# What comes before Python listens must not end the job; the supervisor asks the controller what it missed.",
+        "trap '' USR1 TERM",
         "# Options of an outer job or of a shell must not reach the steps.",
         *scrub_lines(),
         # A batch job's environment may lack it; a profile's paths may use it.
@@ -179,7 +206,7 @@ def _body(site: Site, job: JobFacts) -> list[str]:
         f'export VIRTUAL_ENV={quote(prefix)} PATH={quote(prefix + "/bin")}:"$PATH"',
         # Without it, Python would take a folder `hpcrl` where the job was submitted before the run's copy.
         f'export PYTHONPATH={shlex.quote(code)}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1',
-        f"exec {quote(prefix + '/bin/python')} -m {SUPERVISOR} {shlex.quote(str(job.run))}",
+        f"exec {quote(prefix + '/bin/python')} {arguments}",
     ]
 
 

@@ -204,6 +204,9 @@ class Slurm:
             ) from error
         if process.returncode == 0:
             return out, said
+        if process.returncode < 0:
+            # Slurm itself ends what runs in a job that is requeued, the command that asked for it too.
+            raise SlurmDown(f"`{name}` was killed by signal {-process.returncode}, so what came of it is not known")
         said = _PREFIX.sub("", said.strip() or out.strip()) or f"exit code {process.returncode}"
         if _DOWN.search(said) or _BUSY.search(said):
             raise SlurmDown(f"`{name}`: {said.splitlines()[-1]}; see with `scontrol ping` whether the controller is up")

@@ -11,6 +11,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ CODE = "code"
 # Of folders that hold no package themselves; each goes on PYTHONPATH.
 FOLDERS = "path"
 FILES = "files"
+_COPIERS = 8
 MOST_BYTES = 64 << 20
 _FUNCTION_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 _SKIPPED = ("__pycache__", ".*", "*.pyc", "node_modules", "*.egg-info")
@@ -64,7 +66,7 @@ def code_of(recipe_folder: Path, given: Iterable[Path]) -> tuple[Code, list[str]
             packages.setdefault(name, path)
     problems += [
         f"{path} holds more than {MOST_BYTES >> 20} MiB and would be copied into the run; name a smaller folder with --code"
-        for path in (*packages.values(), *folders)
+        for path in (*(path for name, path in packages.items() if name != "hpcrl"), *folders)
         if _is_too_big(path)
     ]
     return Code(packages=packages, folders=tuple(folders)), problems
@@ -91,17 +93,25 @@ def with_own_files(recipe: Recipe, code: Code, run: Path) -> tuple[Recipe, Code]
 def write_code(code: Code, run: Path) -> None:
     """Copy it into the run directory; ``OSError`` where that fails."""
     target = run / CODE
+    target.mkdir(exist_ok=True)
+    copies: list[tuple[str, str]] = []
     for name, path in code.packages.items():
-        if path.is_dir():
-            shutil.copytree(path, target / name, ignore=shutil.ignore_patterns(*_SKIPPED))
-        else:
-            target.mkdir(exist_ok=True)
-            shutil.copyfile(path, target / f"{name}.py")
-    for source, copy in zip(code.folders, paths_of(code, run)[1:], strict=True):
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*_SKIPPED))
-    for name, path in code.files.items():
-        (target / FILES).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target / FILES / name)
+        copies += _folders(path, target / name) if path.is_dir() else [(str(path), str(target / f"{name}.py"))]
+    for source, folder in zip(code.folders, paths_of(code, run)[1:], strict=True):
+        copies += _folders(source, folder)
+    if code.files:
+        (target / FILES).mkdir(exist_ok=True)
+    copies += [(str(path), str(target / FILES / name)) for name, path in code.files.items()]
+    # A parallel file system answers each call late, but many at a time.
+    with ThreadPoolExecutor(_COPIERS) as pool:
+        list(pool.map(lambda pair: shutil.copy(*pair), copies))
+
+
+def _folders(source: Path, target: Path) -> list[tuple[str, str]]:
+    """Make the folders of the copy; returns the files that go into them, each with its place."""
+    files: list[tuple[str, str]] = []
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*_SKIPPED), copy_function=lambda *pair: files.append(pair))
+    return files
 
 
 def paths_of(code: Code, run: Path) -> tuple[Path, ...]:

@@ -5,6 +5,7 @@ Records come first: they are the run's own. Slurm adds why a job waits, and how 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from hpcrl.launch.slurm_text import Job
 
 Records = Literal["running", "finished", "failed", "stopped"]
 
+_QUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 _ENDED = {"CANCELLED": "cancelled", "TIMEOUT": "timed out", "PREEMPTED": "preempted"}
 
 
@@ -30,13 +32,20 @@ class Standing:
 
 
 def standing(
-    records: Records | None, *, job: Job | None = None, on_cluster: bool = False, silent: str = "", cancelled: bool = False
+    records: Records | None,
+    *,
+    job: Job | None = None,
+    joined: Mapping[str, Job] | None = None,
+    on_cluster: bool = False,
+    silent: str = "",
+    cancelled: bool = False,
 ) -> Standing:
     """Where a run stands.
 
     Args:
         records: how its newest attempt ended by its records; None before the first attempt.
         job: its newest job, as far as Slurm knows it.
+        joined: the newest job of each component that is one of its own.
         on_cluster: it was made for Slurm.
         silent: why Slurm could not be asked.
         cancelled: a person wants it to end.
@@ -46,7 +55,7 @@ def standing(
     if records == "finished":
         return Standing("finished", is_over=job is None or not job.is_active)
     if job is not None and job.is_active:
-        return _active(records, job, cancelled)
+        return _active(records, job, joined or {}, cancelled)
     if records == "failed":
         return Standing("failed", is_over=True)
     if silent:
@@ -65,8 +74,19 @@ def standing(
     )
 
 
-def _active(records: Records | None, job: Job, cancelled: bool) -> Standing:
-    if job.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"):
+def joined_in_words(name: str, job: Job) -> str:
+    """What a component's own job is doing: ``inference: job 12 waits: …``."""
+    if job.state in _QUEUED:
+        return f"{name}: job {job.id} waits: {why_it_waits(job.reason).replace('JOB', str(job.id))}"
+    if job.state == "RUNNING":
+        return f"{name}: job {job.id} runs on {', '.join(job.nodes)} in partition {', '.join(job.partitions)}"
+    if job.is_active:
+        return f"{name}: job {job.id} is {job.state.lower()}"
+    return f"{name}: {how_it_ended(job.state).replace('the job', f'job {job.id}')}"
+
+
+def _active(records: Records | None, job: Job, joined: Mapping[str, Job], cancelled: bool) -> Standing:
+    if job.state in _QUEUED:
         if is_held(job.reason):
             return Standing("held", why_it_waits(job.reason).replace("JOB", str(job.id)))
         expected = f"; expected to start at {job.start}" if job.start else ""
@@ -79,6 +99,9 @@ def _active(records: Records | None, job: Job, cancelled: bool) -> Standing:
         return Standing("suspended", "Slurm has stopped its processes")
     if job.state in ("COMPLETING", "STAGE_OUT"):
         return Standing("ending", "Slurm cleans up after its job")
+    lacking = [joined_in_words(name, item) for name, item in joined.items() if item.state != "RUNNING"]
+    if lacking and records in (None, "stopped") and job.state == "RUNNING":
+        return Standing("waiting", f"its main job runs and waits for what joins it; {'; '.join(lacking)}")
     if job.state == "CONFIGURING" or records is None:
         return Standing("starting", "its nodes are there and its processes are not yet")
     return Standing("running")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 
 from filelock import FileLock, Timeout
 
-from hpcrl.launch.jobs import is_cluster_run, look, record_job, recorded_jobs, script_of, tag_of
-from hpcrl.launch.queue_once import queue_once
+from hpcrl.launch.jobs import Seen, is_cluster_run, look, record_job, recorded_jobs, script_of, submitted_in, tag_of
+from hpcrl.launch.joined import expect_joined, queue_joined
+from hpcrl.launch.layout import Layout
+from hpcrl.launch.queue_once import NotKnown, queue_once
 from hpcrl.launch.reasons import why_refused
 from hpcrl.launch.render import JobFacts
 from hpcrl.launch.slurm import Slurm, SlurmDown, SlurmRefused
@@ -26,7 +27,7 @@ SAVE = "USR1"
 
 
 def cancel(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
-    """End a run; what was done, as a sentence. A running one saves first, unless it is to end now.
+    """End a run, with the jobs that join it; what was done, as a sentence. A running one saves first, unless it is to end now.
 
     Raises:
         CheckFailed: it is no run of Slurm's, or no job of it is queued or runs.
@@ -37,16 +38,22 @@ def cancel(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
     mark = run.path / "cancelled"
     marked = mark.exists()
     write_json(mark, {"t": round(time.time(), 3), "user": os.getuid()})
-    job = _active_job(run, slurm)
-    if job is None:
+    seen = _seen(run, slurm)
+    job, joined = _active(seen.newest), [item.id for item in seen.newest_joined.values() if item.is_active]
+    if job is None and not joined:
         if not marked:
             mark.unlink()
         raise CheckFailed([f"run {run.path} has no job that is queued or runs; nothing was ended"])
-    if job.state == "RUNNING" and not now:
+    if job is not None and job.state == "RUNNING" and not now:
+        # It ends those that join it.
         slurm.signal_batch(job.id, SAVE)
         return f"job {job.id} saves and ends; to end it at once: hpcrl cancel --now {run.path}"
-    slurm.cancel(job.id)
-    return f"job {job.id} is cancelled"
+    # The main one first: it would submit the others again.
+    ended = [*([job.id] if job is not None else []), *joined]
+    for number in ended:
+        slurm.cancel(number)
+    words = f"job {ended[0]} is" if len(ended) == 1 else f"jobs {', '.join(map(str, ended))} are"
+    return f"{words} cancelled"
 
 
 def requeue(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
@@ -77,6 +84,8 @@ def requeue(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
 def resume(run: RunDirectory, slurm: Slurm, *, hold: bool = False, after: int | None = None) -> int:
     """Submit a further job for a run; returns its id. A job that is in the queue unrecorded is found and recorded instead.
 
+    Jobs that join it are submitted too, where they are not in the queue already.
+
     Raises:
         CheckFailed: it is no run of Slurm's, a job of it is queued or runs, or Slurm refuses the job.
         SlurmDown: Slurm does not answer; nothing is queued.
@@ -92,16 +101,18 @@ def resume(run: RunDirectory, slurm: Slurm, *, hold: bool = False, after: int | 
 
 def _resume(run: RunDirectory, slurm: Slurm, hold: bool, after: int | None) -> int:
     known = [item.job for item in recorded_jobs(run)]
-    job = _active_job(run, slurm)
+    seen = _seen(run, slurm)
+    job = _active(seen.newest)
     if job is not None and job.id in known:
         what = "runs" if job.state == "RUNNING" else f"is {job.state.lower()}"
         raise CheckFailed([f"job {job.id} of run {run.path} {what}; `hpcrl status {run.path}` shows it"])
     (run.path / "cancelled").unlink(missing_ok=True)
+    expect_joined(run)
     if job is not None:
         record_job(run, job.id, "resume")
         return job.id
     facts = JobFacts.from_json((run.path / "job.json").read_text(), run.path)
-    options = [f"--chdir={_folder(run)}"] + (["--hold"] if hold else [])
+    options = [f"--chdir={submitted_in(run)}"] + (["--hold"] if hold else [])
     options += [f"--dependency=afterany:{after}"] if after is not None else []
     try:
         number = queue_once(
@@ -110,27 +121,31 @@ def _resume(run: RunDirectory, slurm: Slurm, hold: bool, after: int | None) -> i
     except SlurmRefused as error:
         raise CheckFailed([why_refused(error.said)]) from error
     record_job(run, number, "resume")
+    for component in Layout.from_json((run.path / "layout.json").read_text()).joined:
+        if _active(seen.newest_joined.get(component.name)) is None:
+            # One that is refused or not known is submitted by the main job when it starts.
+            with suppress(SlurmRefused, SlurmDown, NotKnown):
+                queue_joined(slurm, run, component, facts, "resume", leader=number)
     return number
 
 
 def _active_job(run: RunDirectory, slurm: Slurm) -> Job | None:
+    return _active(_seen(run, slurm).newest)
+
+
+def _active(job: Job | None) -> Job | None:
+    return job if job is not None and job.is_active else None
+
+
+def _seen(run: RunDirectory, slurm: Slurm) -> Seen:
     seen = look([run], slurm, settled=[run.run_id])[run.run_id]
     if seen.silent:
         raise SlurmDown(f"{seen.silent}; try again when Slurm answers")
-    return seen.newest if seen.newest is not None and seen.newest.is_active else None
+    return seen
 
 
 def _ended(run: RunDirectory, slurm: Slurm, known: Sequence[int]) -> list[int]:
     return [*known, *(job.id for job in look([run], slurm, settled=[run.run_id])[run.run_id].jobs)]
-
-
-def _folder(run: RunDirectory) -> Path:
-    """Where relative paths of the recipe begin: the folder in which it was submitted, if that is still there."""
-    try:
-        folder = Path(json.loads((run.path / "slurm" / "submit.json").read_text())["cwd"])
-    except (OSError, ValueError, KeyError):
-        return Path.cwd()
-    return folder if folder.is_dir() else Path.cwd()
 
 
 def _must_be_slurms(run: RunDirectory, instead: str) -> None:

@@ -64,8 +64,8 @@ def srun_command(
         "--open-mode=append",
         "--export=ALL",
     ]
-    if layout.is_het:
-        flags.append(f"--het-group={layout.components.index(component)}")
+    if layout.is_het and not component.joins:
+        flags.append(f"--het-group={layout.main.index(component)}")
     if layout.no_kill:
         flags.append("--no-kill")
     if nodes:

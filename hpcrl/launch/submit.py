@@ -10,8 +10,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,21 @@ from hpcrl.config.nearest import nearest
 from hpcrl.config.override import build_recipe
 from hpcrl.launch.choose import make_layout
 from hpcrl.launch.cluster_check import cluster_problems
+from hpcrl.launch.earlier import earlier_pace
 from hpcrl.launch.find import root_for_new
 from hpcrl.launch.jobs import record_job
+from hpcrl.launch.joined import queue_joined
 from hpcrl.launch.layout import Asked, Layout
+from hpcrl.launch.pace import Pace
 from hpcrl.launch.preflight import needed_bytes, place_problems, role_problems
 from hpcrl.launch.queue_once import NotKnown, queue_once
 from hpcrl.launch.reasons import why_refused
-from hpcrl.launch.render import LOGS, JobFacts, render_script
+from hpcrl.launch.render import LOGS, JobFacts, render_all
 from hpcrl.launch.site import Site, find_site
 from hpcrl.launch.slurm import Slurm, SlurmDown, SlurmMissing, SlurmRefused
 from hpcrl.launch.slurm_text import Job, NodeKind, Partition
 from hpcrl.launch.snapshot import Code, code_of, freeze, paths_of, with_own_files, write_code
+from hpcrl.launch.time_limit import TimeLimit
 from hpcrl.plan.plan import Plan, make_plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.atomic import write_text
@@ -77,6 +82,7 @@ class Prepared:
 
     Attributes:
         said: what Slurm says of it, such as when it would start.
+        estimate: how many jobs the run will take by the pace of an earlier one; empty if there is none.
         unchecked: why Slurm was not asked; empty if it was.
     """
 
@@ -88,6 +94,7 @@ class Prepared:
     path: Path
     code: Code
     said: str = ""
+    estimate: str = ""
     unchecked: str = ""
 
     @property
@@ -100,17 +107,22 @@ class Prepared:
         return _facts(self.order, self.recipe, self.path, paths_of(self.code, self.path), run_id)
 
     def script(self, run_id: str = _UNNAMED) -> str:
-        """The batch script."""
-        return render_script(self.layout, self.site, self.facts(run_id))
+        """The main job's batch script."""
+        return self.scripts(run_id)["batch.sh"]
+
+    def scripts(self, run_id: str = _UNNAMED) -> dict[str, str]:
+        """Every batch script by its file name, the main job's last."""
+        return render_all(self.layout, self.site, self.facts(run_id))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A run whose job is queued."""
+    """A run whose job is queued; ``joined`` holds the jobs of components that join it."""
 
     run: RunDirectory
     job: int
     said: str = ""
+    joined: Mapping[str, int] = field(default_factory=dict)
 
 
 def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
@@ -122,7 +134,7 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
     Raises:
         CheckFailed: with everything that is wrong.
     """
-    with ThreadPoolExecutor(max_workers=4) as pool:
+    with ThreadPoolExecutor(max_workers=6) as pool:
         cluster = _Cluster(slurm, pool, order.after)
         problems = _order_problems(order)
         site = _try(lambda: find_site(order.site), problems)
@@ -131,19 +143,27 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
         path = path.absolute()
         layout: Layout | None = None
         plan: Plan | None = None
+        pace: Future[Pace | None] | None = None
+        limit: TimeLimit | None = None
         if recipe is not None and site is not None:
             layout = _try(lambda: make_layout(recipe, order.asked, site), problems)
         if recipe is not None and site is not None and layout is not None:
-            problems += _time_problems(recipe, layout)
+            names = (order.name or recipe.name, recipe.name)
+            resolved = json.loads(recipe_to_json(recipe))
+            pace = pool.submit(earlier_pace, path.parent, names, resolved, layout, site.name)
             facts = _facts(order, recipe, path, (path / "code",), _UNNAMED)
-            script = _try(lambda: render_script(layout, site, facts), problems)
-            cluster.test(script)
+            scripts = _try(lambda: render_all(layout, site, facts), problems)
+            cluster.test([] if scripts is None else list(scripts.values()))
             plan = _try(lambda: make_plan(recipe, layout.allocation(), "submit", layout.mapping), problems)
         if recipe is not None:
             problems += role_problems(recipe)
         problems += place_problems(path, needed_bytes(recipe) if recipe is not None else 0)
         code, wrong = code_of(order.recipe.absolute().parent, order.code)
         problems += wrong
+        limit = (
+            _limit(recipe, layout, pace.result()) if recipe is not None and layout is not None and pace is not None else None
+        )
+        problems += limit.problems if limit is not None else []
         problems += cluster.problems(order, site, layout)
     if not dry and cluster.silent:
         problems.append(cluster.silent)
@@ -152,12 +172,12 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
         raise CheckFailed(problems)
     return Prepared(
         order=order, recipe=recipe, site=site, layout=layout, plan=plan, path=path, code=code,
-        said=cluster.said, unchecked=cluster.silent,
+        said=cluster.said, estimate=limit.estimate if limit is not None else "", unchecked=cluster.silent,
     )  # fmt: skip
 
 
 def submit(prepared: Prepared, slurm: Slurm) -> Submission:
-    """Make the run directory and queue its job.
+    """Make the run directory and queue its job, and those that join it.
 
     Raises:
         CheckFailed: nothing is queued, and nothing is left.
@@ -176,7 +196,12 @@ def submit(prepared: Prepared, slurm: Slurm) -> Submission:
     except NotKnown as error:
         raise NotKnown(f"{error}; the run is kept in {run.path}") from error
     record_job(run, job, "submit")
-    return Submission(run=run, job=job, said=prepared.said)
+    joined: dict[str, int] = {}
+    for component in prepared.layout.joined:
+        # One that is refused or not known is submitted by the main job when it starts.
+        with suppress(SlurmRefused, SlurmDown, NotKnown):
+            joined[component.name] = queue_joined(slurm, run, component, facts, "submit", leader=job)
+    return Submission(run=run, job=job, said=prepared.said, joined=joined)
 
 
 def _create(prepared: Prepared) -> RunDirectory:
@@ -195,8 +220,8 @@ def _create(prepared: Prepared) -> RunDirectory:
             ("job.json", facts.to_json()),
             ("requirements.txt", freeze()),
             (f"{LOGS}/submit.json", json.dumps(origin, indent=2) + "\n"),
-            # The last: with it, the run can be submitted.
-            (f"{LOGS}/batch.sh", prepared.script(run.run_id)),
+            # The main job's is the last: with it, the run can be submitted.
+            *((f"{LOGS}/{name}", script) for name, script in prepared.scripts(run.run_id).items()),
         ):
             write_text(run.path / name, text)
     except (OSError, shutil.Error) as error:
@@ -213,13 +238,12 @@ class _Cluster:
         self._partitions: Future[dict[str, Partition]] = pool.submit(slurm.partitions)
         self._nodes: Future[list[NodeKind]] = pool.submit(slurm.nodes)
         self._after: Future[list[Job]] | None = pool.submit(self._known, after) if after is not None else None
-        self._test: Future[str] | None = None
+        self._tests: list[Future[str]] = []
         self.silent, self.said = "", ""
 
-    def test(self, script: str | None) -> None:
-        """Have the script judged."""
-        if script is not None:
-            self._test = self._pool.submit(self._slurm.test, script)
+    def test(self, scripts: Sequence[str]) -> None:
+        """Have the scripts judged; of the last, what Slurm says is kept."""
+        self._tests = [self._pool.submit(self._slurm.test, script) for script in scripts]
 
     def problems(self, order: Order, site: Site | None, layout: Layout | None) -> list[str]:
         """What speaks against the order on this cluster."""
@@ -236,9 +260,9 @@ class _Cluster:
             ]
         if self._after is not None and self._answer(self._after) == []:
             problems.append(f"--after {order.after}: Slurm knows no such job")
-        if self._test is not None:
+        for test in self._tests:
             try:
-                self.said = self._answer(self._test) or ""
+                self.said = self._answer(test) or ""
             except SlurmRefused as error:
                 # Slurm says less clearly what was found already.
                 problems += [] if problems else [why_refused(error.said)]
@@ -251,7 +275,7 @@ class _Cluster:
             self.silent = self.silent or str(error)
             return None
         except SlurmRefused:
-            if future is self._test:
+            if future in self._tests:
                 raise
             return None
 
@@ -284,20 +308,18 @@ def _facts(order: Order, recipe: Recipe, path: Path, code: tuple[Path, ...], run
         name=order.name or recipe.name,
         code=code,
         python=Path(sys.prefix),
-        signal_s=math.ceil(recipe.limits.drain_s) + SIGNAL_GRACE_S,
+        signal_s=_signal_s(recipe),
         requeue=order.requeue,
         tracking_uri=order.tracking_uri,
     )
 
 
-def _time_problems(recipe: Recipe, layout: Layout) -> list[str]:
-    needed = math.ceil(recipe.limits.drain_s) + SIGNAL_GRACE_S
-    if layout.minutes * 60 > needed:
-        return []
-    return [
-        f"a time limit of {layout.minutes} minutes leaves no time to work: saving may take {needed} s of it "
-        "(limits.drain_s and the supervisor's own time); ask for more --time"
-    ]
+def _signal_s(recipe: Recipe) -> int:
+    return math.ceil(recipe.limits.drain_s) + SIGNAL_GRACE_S
+
+
+def _limit(recipe: Recipe, layout: Layout, pace: Pace | None) -> TimeLimit:
+    return TimeLimit(minutes=layout.minutes, signal_s=_signal_s(recipe), steps=recipe.schedule.steps, pace=pace)
 
 
 def _try(work: Callable[[], Any], problems: list[str]) -> Any:

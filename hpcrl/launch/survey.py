@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpcrl.launch.jobs import Seen, is_cancelled, is_cluster_run, look, recorded_jobs
 from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.slurm_text import Job
-from hpcrl.launch.standing import Records, Standing, standing
+from hpcrl.launch.standing import Records, Standing, joined_in_words, standing
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords
 from hpcrl.supervise.drain import drain_of
@@ -29,6 +29,7 @@ class Surveyed:
 
     Attributes:
         job: its newest job as Slurm knows it; ``job_id`` is known from the run's own list too.
+        joined: the newest job of each component that is one of its own, as Slurm knows it.
         age_s: seconds since the run was made.
         silent: why Slurm could not be asked; empty where it was not needed or answered.
     """
@@ -44,6 +45,7 @@ class Surveyed:
     reward: float | None
     age_s: float
     silent: str = ""
+    joined: Mapping[str, Job] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for ``--json``."""
@@ -56,6 +58,10 @@ class Surveyed:
             "why": self.standing.why,
             "job": self.job_id,
             "slurm": None if self.job is None else {"state": self.job.state, "reason": self.job.reason},
+            "joined": {
+                name: {"job": job.id, "state": job.state, "reason": job.reason, "words": joined_in_words(name, job)}
+                for name, job in self.joined.items()
+            },
             "attempt": self.attempt,
             "step": self.step,
             "steps": self.steps,
@@ -88,7 +94,14 @@ def _surveyed(run: RunDirectory, records: _Records, seen: Seen, now: float) -> S
     held = json.loads((run.path / "run.json").read_text())
     listed = recorded_jobs(run)
     job = seen.newest
-    found = standing(records.ending, job=job, on_cluster=is_cluster_run(run), silent=seen.silent, cancelled=is_cancelled(run))
+    found = standing(
+        records.ending,
+        job=job,
+        joined=seen.newest_joined,
+        on_cluster=is_cluster_run(run),
+        silent=seen.silent,
+        cancelled=is_cancelled(run),
+    )
     if found.word == "failed" and not found.why:
         found = replace(found, why=records.failure)
     return Surveyed(
@@ -103,6 +116,7 @@ def _surveyed(run: RunDirectory, records: _Records, seen: Seen, now: float) -> S
         reward=records.reward,
         age_s=now - float(held.get("created", now)),
         silent=seen.silent,
+        joined=seen.newest_joined,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from hpcrl.run.atomic import write_json
 from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import host
+from hpcrl.run.listing import Listing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +39,29 @@ def write_done(attempt: Attempt, record: DoneRecord) -> None:
 
 
 class DoneRecords:
-    """Reads the records of an attempt; each file once."""
+    """Reads the records of an attempt; each file once, and the folder only when it has changed."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._folder = attempt.path / "done"
+        self._listing = Listing(self._folder)
+        self._seen: frozenset[str] = frozenset()
         self._records: dict[str, DoneRecord] = {}
+        self._first_failure: DoneRecord | None = None
 
     def read(self) -> dict[str, DoneRecord]:
         """Every record so far, by process."""
-        for path in self._folder.glob("[!.]*.json"):
-            if path.stem not in self._records:
-                self._records[path.stem] = DoneRecord(**json.loads(path.read_text()))
+        names = self._listing.read()
+        if names is not self._seen:
+            for name in names - self._seen:
+                record = DoneRecord(**json.loads((self._folder / name).read_text()))
+                self._records[name.removesuffix(".json")] = record
+                first = self._first_failure
+                if record.status == "failed" and (first is None or record.t < first.t):
+                    self._first_failure = record
+            self._seen = names
         return self._records
 
     def first_failure(self) -> DoneRecord | None:
         """The earliest failure: the others usually follow from it."""
-        failed = [record for record in self.read().values() if record.status == "failed"]
-        return min(failed, key=lambda record: record.t, default=None)
+        self.read()
+        return self._first_failure

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrl.run.atomic import write_json
+from hpcrl.run.listing import Listing
 from hpcrl.run.stop import StopFlag, back_off, wait_for
 
 
@@ -19,6 +20,7 @@ class Rendezvous:
 
     def __init__(self, folder: Path, run_id: str, stop: StopFlag | None = None) -> None:
         self._folder, self._run_id, self._stop = folder, run_id, stop
+        self._listings: dict[str, Listing] = {}
 
     def publish(self, key: str, value: Any) -> None:
         """Make a value readable under a key; a second publish replaces the first."""
@@ -51,22 +53,36 @@ class Rendezvous:
 
     def gather(self, keys: list[str], *, seconds: float) -> list[Any]:
         """The values under all of these keys, in their order; deadline and errors as :meth:`wait`, naming what lacks."""
-        values = {}
+        values: dict[str, Any] = {}
+        folders: dict[Path, dict[str, str]] = {}
+        for key in keys:
+            path = self._path(key)
+            folders.setdefault(path.parent, {})[path.name] = key
+        listings = {folder: Listing(folder) for folder in folders}
 
         def poll() -> bool | None:
-            for key in keys:
-                if key not in values and (value := self.peek(key)) is not None:
-                    values[key] = value
-            return True if len(values) == len(keys) else None
+            # One look at a folder, however many are awaited there: asking for each file would have every process of a run
+            # ask the file system for every other one, again and again.
+            for folder, awaited in folders.items():
+                for name in awaited.keys() & listings[folder].read():
+                    value = self.peek(awaited[name])
+                    if value is not None:
+                        values[awaited.pop(name)] = value
+            return None if any(folders.values()) else True
 
         wait_for(
             f"{len(keys)} values such as {keys[0]!r} under {self._folder}" if keys else "nothing",
             poll,
             seconds=seconds,
             stop=self._stop,
-            pauses=back_off(0.01, 0.5),
+            pauses=back_off(0.01, 0.5, 1.25),
         )
         return [values[key] for key in keys]
+
+    def published(self, folder: str) -> frozenset[str]:
+        """The last parts of the keys under ``folder/`` that have a value, of whatever run; cheap to ask again and again."""
+        listing = self._listings.setdefault(folder, Listing(self._folder / folder))
+        return frozenset(name.removesuffix(".json") for name in listing.read())
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"

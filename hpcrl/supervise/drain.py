@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -23,23 +24,22 @@ class Drain:
 
     Attributes:
         reason: for a person.
-        until: Unix time at which what has not ended is killed [s].
-        t: Unix time of the request [s].
+        seconds: what has not ended so long after the request was seen is killed [s].
+        t: Unix time of the first request, by the clock of who made it [s].
     """
 
     reason: str
-    until: float
+    seconds: float
     t: float
 
 
 def ask_to_drain(attempt: Attempt, reason: str, seconds: float, *, replace: bool = True) -> None:
-    """Ask all ignitors of an attempt; a further request changes the deadline.
+    """Ask all ignitors of an attempt; a further request changes the deadline, and counts from when it is seen.
 
     Args:
         replace: False leaves an earlier request as it is.
     """
-    path, now = _path(attempt), time.time()
-    value = asdict(Drain(reason, now + seconds, now))
+    path, value = _path(attempt), asdict(Drain(reason, seconds, time.time()))
     if replace:
         held = drain_of(attempt)
         write_json(path, value if held is None else {**value, "reason": held.reason, "t": held.t})
@@ -60,6 +60,23 @@ def drain_of(attempt: Attempt) -> Drain | None:
         return Drain(**json.loads(_path(attempt).read_text()))
     except FileNotFoundError:
         return None
+
+
+class DrainTimer:
+    """Counts an attempt's request on this process's own clock: nodes need not agree on what time it is."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._seen: Drain | None = None
+        self._ends = math.inf
+
+    def is_over(self) -> bool:
+        """Whether the time of the newest request has run out since this was first called with that request there."""
+        request = drain_of(self._attempt)
+        if request != self._seen:
+            self._seen = request
+            self._ends = math.inf if request is None else time.monotonic() + request.seconds
+        return time.monotonic() > self._ends
 
 
 class DrainFlag(StopFlag):

@@ -1,4 +1,4 @@
-"""What a supervisor hears: signals from Slurm or from a person, kept until they are asked for."""
+"""What a supervisor hears: that it is to save and end, kept until it is asked for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Sequence
 
 
 class Heard:
-    """Signals since the last look."""
+    """What was heard since the last look.
+
+    Attributes:
+        ever: whether there was anything at all.
+    """
 
     def __init__(self) -> None:
-        self._number: signal.Signals | None = None
+        self._reason: str | None = None
         self.ever = False
 
     def hear(self, numbers: Sequence[signal.Signals]) -> None:
@@ -18,10 +22,14 @@ class Heard:
         for number in numbers:
             signal.signal(number, self._keep)
 
+    def tell(self, reason: str) -> None:
+        """Keep what came in another way than by a signal; from any thread."""
+        self._reason, self.ever = reason, True
+
     def take(self) -> str | None:
-        """A signal in words, once."""
-        number, self._number = self._number, None
-        return None if number is None else f"{number.name} to the job"
+        """Why to save and end, once."""
+        reason, self._reason = self._reason, None
+        return reason
 
     def _keep(self, number: int, _: object) -> None:
-        self._number, self.ever = signal.Signals(number), True
+        self.tell(f"{signal.Signals(number).name} to the job")

@@ -39,6 +39,7 @@ class JobState:
         end: Unix time at which Slurm ends it, None = never; a preemption moves it to the end of its grace time [s].
         preempted: its preemption has begun.
         nodes: Slurm's list of the leader's nodes, without those that it took away from the job.
+        restarts: how often it was requeued, counted from when Slurm ends it for that.
     """
 
     state: str
@@ -46,6 +47,7 @@ class JobState:
     end: float | None
     preempted: bool
     nodes: str
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ def hostnames(node_list: str) -> tuple[str, ...]:
     Raises:
         SlurmCallFailed: the list cannot be read.
     """
-    return tuple(call(["scontrol", "show", "hostnames", node_list]).split()) if node_list not in ("", "(null)") else ()
+    if node_list in ("", "(null)"):
+        return ()
+    if not {"[", ","} & set(node_list):
+        return (node_list,)
+    return tuple(call(["scontrol", "show", "hostnames", node_list]).split())
 
 
 def kill_wait() -> float:
@@ -130,6 +136,7 @@ def parse_job(text: str) -> JobState | None:
         _unix_time(fields.get("EndTime", "")),
         preempted,
         fields.get("NodeList", ""),
+        int(fields.get("Restarts", "0")),
     )
 
 

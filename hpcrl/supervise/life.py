@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpcrl.launch.layout import Layout
 from hpcrl.launch.render import JobFacts
@@ -18,7 +19,9 @@ from hpcrl.run.stop import back_off
 from hpcrl.supervise.drain import Drain, ask_to_drain, drain_of
 from hpcrl.supervise.heard import Heard
 from hpcrl.supervise.ignitor import workers_of
-from hpcrl.supervise.job import Job, SlurmCallFailed, hostnames
+from hpcrl.supervise.job import Job, JobState, SlurmCallFailed, hostnames
+from hpcrl.supervise.join import Ready
+from hpcrl.supervise.joined import JoinWatch
 from hpcrl.supervise.steps import Step, Steps
 from hpcrl.supervise.verdict import CAUSED_S, Verdict, judge_attempt, seconds_left
 from hpcrl.tracking.journal import Journal
@@ -28,14 +31,17 @@ log = logging.getLogger(__name__)
 # One question to the controller, whatever the number of nodes.
 NODE_POLL_S = 10.0
 LOOK_S = 5.0
+# What ignitors may take beyond the time to save: they kill what is late, then end services and the data plane.
+LATE_S = 45.0
 
 
 class Life:
     """An attempt's life.
 
     Args:
-        nodes: names of the nodes of each component that are to be used.
-        kill_wait: from Slurm's SIGTERM to its SIGKILL [s].
+        nodes: names of the nodes to use of each component of the main job.
+        joined: jobs that joined the attempt, by component.
+        kill_wait: gives the time from Slurm's SIGTERM to its SIGKILL [s].
 
     Attributes:
         lost: nodes that Slurm took away.
@@ -49,17 +55,21 @@ class Life:
         site: Site,
         facts: JobFacts,
         job: Job,
-        nodes: Sequence[Sequence[str]],
+        nodes: Mapping[str, Sequence[str]],
         *,
+        joined: Mapping[str, Ready],
         heard: Heard,
         journal: Journal,
-        kill_wait: float,
+        kill_wait: Callable[[], float],
     ) -> None:
         self._attempt, self._recipe, self._layout, self._job = attempt, recipe, layout, job
         self._heard, self._journal, self._kill_wait = heard, journal, kill_wait
-        self._nodes = frozenset(name for names in nodes for name in names)
+        self._nodes = frozenset(name for names in nodes.values() for name in names)
         # A third of it, so that a second try fits before the first ignitors give up.
         self.steps = Steps(attempt, layout, site, facts, nodes, start_s=recipe.limits.start_s / 3)
+        slots = {component.name: layout.slots[component.name] for component in layout.joined}
+        # Before the ignitors that are there give up.
+        self._join = JoinWatch(attempt, joined, slots, start_s=recipe.limits.start_s * 2 / 3) if slots else None
         self.lost: set[str] = set()
         self._records = DoneRecords(attempt)
         self._workers: frozenset[str] | None = None
@@ -68,9 +78,13 @@ class Life:
         self._failed_at: float | None = None
         self._released = False
         self._looked_at = time.monotonic()
+        self._ends = math.inf
 
     def run(self) -> Verdict:
-        """Until every worker has left a record, or every step has ended. Services may then still be ending."""
+        """Until every worker has left a record, or every step has ended, or what was asked to end is long overdue.
+
+        Services may then still be ending.
+        """
         pauses = back_off(0.05, 0.5)
         try:
             while not self._is_over():
@@ -87,6 +101,11 @@ class Life:
 
     def _is_over(self) -> bool:
         self._read_plan()
+        if time.monotonic() > self._ends:
+            log.error(
+                "the ignitors on %s were asked to end and did not; their steps are killed", ", ".join(sorted(self._nodes))
+            )
+            return True
         ended = self.steps.ended() and (self._drain is not None or bool(self.steps.lost()))
         return ended or (self._workers is not None and self._workers <= self._records.read().keys())
 
@@ -106,16 +125,13 @@ class Life:
             return
         self._drain = request
         seconds = self._bound()
+        self._ends = time.monotonic() + seconds + LATE_S
         log.info("saving and ending within %.0f s: %s", seconds, request.reason)
         self._journal.write("drain", reason=request.reason, seconds=seconds)
 
     def _bound(self) -> float:
         """Shorten the request to what Slurm leaves; what it does not say leaves it as it is."""
-        limit = self._recipe.limits.drain_s
-        seconds = seconds_left(self._job.look(LOOK_S), limit, kill_wait=self._kill_wait, now=time.time())
-        if seconds < limit:
-            ask_to_drain(self._attempt, "", seconds)
-        return seconds
+        return shorten_drain(self._attempt, self._job.look(LOOK_S), self._recipe.limits.drain_s, self._kill_wait())
 
     def _watch_over(self) -> None:
         """Failures that ignitors alone cannot answer: nodes that are gone, steps that ended, roles that were stopped."""
@@ -127,7 +143,7 @@ class Life:
         ended = bool(self.steps.lost())
         if self._layout.no_kill and (ended or failure is not None or now - self._looked_at > NODE_POLL_S):
             self._look_for_lost_nodes()
-        if self.lost:
+        if self.lost or self._is_left(ask=failure is not None):
             return
         if failure is not None and self._failed_at is not None and now - self._failed_at > CAUSED_S:
             # Ignitors with processes know by themselves; this is for those that still wait for others.
@@ -138,6 +154,18 @@ class Life:
             self._ask(f"{stopped[0]} was stopped from outside")
         elif ended and failure is None:
             self._ask(f"the step of component {self.steps.lost()[0].component.name} ended")
+
+    def _is_left(self, *, ask: bool) -> bool:
+        """Whether a component that joined is lost; the others then save, and nobody waits for its processes."""
+        lost = self._join.lost(ask=ask) if self._join is not None else []
+        for item in lost:
+            self._ask(item.reason)
+            self._journal.write("left", component=item.component, reason=item.reason)
+            for process in self._plan.processes if self._plan else ():
+                component = (self._layout.mapping or {}).get(process.group)
+                if component == item.component and process.name not in self._records.read():
+                    write_done(self._attempt, DoneRecord(process=process.name, status="stopped", error=item.reason))
+        return bool(lost)
 
     def _ask(self, reason: str) -> None:
         ask_to_drain(self._attempt, reason, self._recipe.limits.drain_s, replace=False)
@@ -164,4 +192,22 @@ class Life:
                 write_done(self._attempt, DoneRecord(process=process.name, status="failed", code=1, error=what))
 
     def _say_step(self, step: Step) -> None:
-        self._journal.write("launch", component=step.component.name, nodes=list(step.nodes), first=step.first, tries=step.tries)
+        self._journal.write(
+            "launch", component=step.component.name, nodes=list(step.nodes), first=step.slots.start, tries=step.tries
+        )
+
+
+def shorten_drain(attempt: Attempt, state: JobState | None, limit: float, kill_wait: float) -> float:
+    """Shorten an attempt's request to save and end to what Slurm leaves of a job; returns what is left of it [s].
+
+    Args:
+        state: of the job; None = not known, which leaves the request as it is.
+        limit: the recipe's own [s].
+        kill_wait: from Slurm's SIGTERM to its SIGKILL [s].
+    """
+    seconds = seconds_left(state, limit, kill_wait=kill_wait, now=time.time())
+    held = drain_of(attempt)
+    if held is not None and held.seconds <= seconds:
+        return held.seconds
+    ask_to_drain(attempt, "", seconds)
+    return seconds

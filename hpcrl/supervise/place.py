@@ -54,7 +54,7 @@ def slurm_place(run: Path, component: str, environ: Mapping[str, str]) -> Place:
         cpus=asked.cpus_per_node,
         memory_gib=asked.memory_gib,
         ephemeral=ephemeral_range(),
-        component=asked.name if layout.is_het else "",
+        component=layout.label(asked),
     )
     if asked.gpus_per_node:
         node = _with_gpus(node, asked, environ)

@@ -1,4 +1,4 @@
-"""The Slurm steps of an attempt: one ``srun`` for each component, started with a deadline and again if need be."""
+"""The Slurm steps of an attempt in one job: an ``srun`` for each component, started with a deadline and again if need be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcrl.launch.layout import Component, Layout
@@ -32,14 +32,12 @@ class Step:
     """One component's ignitors.
 
     Attributes:
-        first: slot of its first ignitor.
-        slots: how many it has.
+        slots: of its ignitors.
     """
 
     component: Component
     nodes: tuple[str, ...]
-    first: int
-    slots: int
+    slots: range
     srun: subprocess.Popen[bytes] | None = None
     tries: int = 0
     started: float = 0.0
@@ -52,10 +50,10 @@ class Step:
 
 
 class Steps:
-    """All steps of one attempt.
+    """Steps of one attempt.
 
     Args:
-        nodes: names of the nodes of each component that are to be used.
+        nodes: names of the nodes to use of each component that this job is to start.
         start_s: from the start of an ``srun`` until an ignitor of its step has reported, at most [s].
     """
 
@@ -65,19 +63,19 @@ class Steps:
         layout: Layout,
         site: Site,
         job: JobFacts,
-        nodes: Sequence[Sequence[str]],
+        nodes: Mapping[str, Sequence[str]],
         *,
         start_s: float,
     ) -> None:
         self._attempt, self._layout, self._site, self._job, self._start_s = attempt, layout, site, job, start_s
         self._rendezvous = Rendezvous(attempt.path / "rendezvous", attempt.run.run_id)
-        self.steps: list[Step] = []
-        first = 0
-        for component, names in zip(layout.components, nodes, strict=True):
-            slots = len(names) * component.ignitors_per_node
-            self.steps.append(Step(component, tuple(names), first, slots))
-            first += slots
-        self._slots = first
+        slots = layout.slots
+        self.steps = [
+            Step(component, tuple(nodes[component.name]), slots[component.name])
+            for component in layout.components
+            if component.name in nodes
+        ]
+        self._slots = sum(map(len, slots.values()))
 
     def tend(self, say: Callable[[Step], None]) -> None:
         """Start what is to be started, and again what did not start well; call it often.
@@ -89,10 +87,11 @@ class Steps:
             RoleFailed: a step did not start, however often it was tried.
         """
         now = time.monotonic()
+        reported = set(map(int, self._rendezvous.published("slots"))) if not all(step.up for step in self.steps) else set()
         for step in self.steps:
             if step.up:
                 continue
-            if any(self._rendezvous.peek(f"slots/{slot}") for slot in range(step.first, step.first + step.slots)):
+            if not reported.isdisjoint(step.slots):
                 step.up = True
             elif step.ended() and now >= step.not_before:
                 self._start(step, now)
@@ -136,7 +135,7 @@ class Steps:
             arguments=(
                 str(self._attempt.run.path),
                 str(self._attempt.number),
-                str(step.first),
+                str(step.slots.start),
                 str(self._slots),
                 step.component.name,
             ),
@@ -146,7 +145,7 @@ class Steps:
         )
         step.srun = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         step.tries, step.started = step.tries + 1, now
-        log.info("step %s, slots %d to %d, on %s", step.component.name, step.first, step.first + step.slots - 1, step.nodes)
+        log.info("step %s, slots %d to %d, on %s", step.component.name, step.slots.start, step.slots[-1], step.nodes)
 
     def _end(self, step: Step) -> None:
         if step.srun is None:

@@ -42,19 +42,17 @@ def judge_attempt(records: Collection[DoneRecord], workers: Collection[str] | No
 
     Args:
         workers: every process that ends by itself; None = the attempt came to no plan.
-        drain: the request to save and end, if there was one.
+        drain: the request to save and end, if it came before or with the first failure. The supervisor tells by when it saw
+            them, for the clocks of nodes differ.
     """
     by_name = {record.process: record for record in records}
     if workers is not None and all(name in by_name and by_name[name].status == "done" for name in workers):
         return Verdict("done", 0, "the work is done")
-    failures = [record for record in records if record.status == "failed"]
-    if drain is not None:
-        failures = [record for record in failures if record.t < drain.t - CAUSED_S]
-    first = min(failures, key=lambda record: record.t, default=None)
-    if first is not None:
-        return Verdict("failed", first.code or 1, f"{first.process} on {first.host} failed: {first.error}")
     if drain is not None:
         return Verdict("again", 0, drain.reason)
+    first = min((record for record in records if record.status == "failed"), key=lambda record: record.t, default=None)
+    if first is not None:
+        return Verdict("failed", first.code or 1, f"{first.process} on {first.host} failed: {first.error}")
     stopped = [record for record in records if record.status == "stopped"]
     if stopped:
         return Verdict("again", 0, f"{min(stopped, key=lambda record: record.t).process} was stopped from outside")
@@ -78,12 +76,13 @@ _QUEUED = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
 _RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 
 
-def after_drain(state: JobState | None, *, cancelled: bool) -> After | None:
+def after_drain(state: JobState | None, *, cancelled: bool, restarts: int = 0) -> After | None:
     """How a job whose run is to go on gets back into the queue.
 
     Args:
         state: of the job; None = the controller does not say.
         cancelled: ``hpcrl cancel`` asked for the end of the run.
+        restarts: how often the job was requeued before this life of it.
 
     Returns:
         ``leave`` if Slurm has put it there by itself; None if that must be asked again later.
@@ -98,10 +97,37 @@ def after_drain(state: JobState | None, *, cancelled: bool) -> After | None:
         return "leave"
     if state.state != "COMPLETING":
         return "cancelled" if state.state == "CANCELLED" else "successor"
-    # This hides what the job will be. One that is queued again has no end yet.
-    if state.end is None:
+    # This hides what the job will be. One that is queued again has no end yet, and counts a further start.
+    if state.end is None or state.restarts > restarts:
         return "leave"
     return "successor" if state.reason == "TimeLimit" or state.preempted else "cancelled"
+
+
+def missed_signal(state: JobState | None, signal_s: float, now: float) -> str | None:
+    """What a signal was for that came to a job before anyone listened; None if there was none, or it is not known.
+
+    Args:
+        signal_s: so long before the job's end it is signalled [s].
+        now: Unix time [s].
+    """
+    if state is not None and state.preempted:
+        return "the job is preempted"
+    if state is not None and state.end is not None and state.end - now < signal_s:
+        return "the job is at its time limit"
+    return None
+
+
+def keeps_job(state: JobState | None, seconds: float, now: float) -> bool:
+    """Whether a job that heard no signal can go on with another attempt.
+
+    Args:
+        state: of the job; None = not known, and then it can.
+        seconds: that an attempt needs at least, to save and end [s].
+        now: Unix time [s].
+    """
+    if state is None:
+        return True
+    return state.state in _RUNNING and not state.preempted and (state.end is None or state.end - now > seconds)
 
 
 def seconds_left(state: JobState | None, limit: float, *, kill_wait: float, now: float) -> float:

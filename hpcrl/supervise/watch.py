@@ -15,7 +15,7 @@ from hpcrl.run.directory import Attempt
 from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import StopFlag, back_off
 from hpcrl.supervise.children import Child, tail, wait_until_ended
-from hpcrl.supervise.drain import drain_of
+from hpcrl.supervise.drain import DrainTimer
 from hpcrl.supervise.signals import STOP
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ def watch(
         The first failure of the run, or None.
     """
     records = DoneRecords(attempt)
+    timer = DrainTimer(attempt)
     asked_at: float | None = None
     pauses = back_off(0.02, 0.5)
     try:
@@ -55,7 +56,9 @@ def watch(
             _record_deaths(children, records, attempt, asked=asked_at is not None)
             failure = records.first_failure()
             stopped = [name for name, record in records.read().items() if name in workers and record.status == "stopped"]
-            if asked_at is None and (failure is not None or stopped or stop.is_set()):
+            # Asked each time: an ignitor that was signalled then tells the others so, whatever else has happened.
+            asked = stop.is_set()
+            if asked_at is None and (failure is not None or stopped or asked):
                 asked_at = time.monotonic()
                 why = f"{failure.process} failed" if failure else f"{stopped[0]} was stopped" if stopped else "asked to stop"
                 log.info("ending: %s", why)
@@ -64,9 +67,8 @@ def watch(
                         child.ask_to_stop()
             if workers <= records.read().keys():
                 break
-            if asked_at is not None and _is_over(asked_at, drain_s, attempt):
-                waited = time.monotonic() - asked_at
-                log.error("not ended %.1f s after being asked to: %s", waited, sorted(workers - records.read().keys()))
+            if timer.is_over() or (asked_at is not None and time.monotonic() - asked_at > drain_s):
+                log.error("not ended in the time to save and end: %s", sorted(workers - records.read().keys()))
                 for child in children:
                     if not child.service:
                         child.kill()
@@ -78,11 +80,6 @@ def watch(
     finally:
         for child in children:
             child.kill()
-
-
-def _is_over(asked_at: float, drain_s: float, attempt: Attempt) -> bool:
-    request = drain_of(attempt)
-    return time.monotonic() - asked_at > drain_s or (request is not None and time.time() > request.until)
 
 
 def _end_services(

@@ -82,6 +82,16 @@ class Follower:
         )
 
 
+def wait_for_roles(run: RunDirectory, stop: StopFlag) -> None:
+    """Return once a role of any attempt has said something, or at the stop.
+
+    Until then there is nothing to feed, and what MLflow takes to start would slow the start of the roles on this node.
+    """
+    while not any(path.stem != "supervisor" and path.stat().st_size for path in run.path.glob("attempt_*/journal/*.jsonl")):
+        if stop.sleep(POLL_S):
+            return
+
+
 def catch_up(follower: Follower, seconds: float) -> bool:
     """Try to bring MLflow up to the end of the journal within a deadline; returns whether it is."""
     deadline = time.monotonic() + seconds
@@ -112,6 +122,7 @@ def main(run: Path, tracking_uri: str | None, parent: int | None, once: bool) ->
         _stop_without_parent(stop, parent or os.getppid())
         _end_after(stop, CATCH_UP_S + 1.0)
         os.nice(10)
+        wait_for_roles(directory, stop)
         follower.follow(stop)
     if not catch_up(follower, CATCH_UP_S):
         log.error("MLflow at %s lacks the end of the run; run this again with --once", feed.shown_uri)

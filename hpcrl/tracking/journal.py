@@ -4,7 +4,7 @@ Every line has ``t`` (Unix time [s]), ``kind``, and that kind's fields. Steps co
 version n out of batch n - 1. Kinds that the framework reads back:
 
 ``phase``     heartbeat of a role: name, step.
-``step``      one training step, by the trainer: step, version, reward, loss, grad_norm, tokens, step_s, …
+``step``      one training step, by the trainer: step, version, prompts (numbers), reward, loss, grad_norm, tokens, step_s, …
 ``outcomes``  rewards given, by a reward role: right, wrong, unparseable, timeout, exception.
 ``served``    an engine switched weights: version, load_s, hash.
 ``sampled``   prompts answered, by a rollout role: prompts, samples, tokens, seconds.

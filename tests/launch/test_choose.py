@@ -161,12 +161,42 @@ def test_asked_nodes_spread_what_can_be_spread():
 
 
 def test_preemptible_and_protected_components_are_not_mixed():
-    assert "trainer (main) cannot: Slurm never preempts" in problems(UNEQUAL, partitions={"inference": "low", "hub": "low"})
+    text = problems(UNEQUAL, partitions={"inference": "low", "hub": "low"})
+    assert "component hub (low) can be preempted and trainer (main) cannot: Slurm never preempts" in text
+    assert "reward, rollout must stay" in text
+    assert "component inference" not in text
+    text = problems(UNEQUAL, partitions={"trainer": "low"})
+    assert "component trainer (low) can be preempted and hub (main), inference (main) cannot" in text
     assert "names preemptible and protected partitions" in problems(UNEQUAL, partition="low,main")
+    assert "names preemptible and protected partitions" in problems(UNEQUAL, partitions={"inference": "low,main"})
     layout = make_layout(UNEQUAL, Asked(partition="low", partitions={"trainer": "spot"}), SITE)
     assert [item.partition for item in layout.components] == ["low", "low", "spot"]
     assert "nearest: trainer" in problems(UNEQUAL, partitions={"traner": "low"})
     assert "only for layout het" in problems(UNEQUAL, partitions={"trainer": "low"}, layout="single")
+
+
+def test_preemptible_services_become_jobs_of_their_own():
+    layout = make_layout(UNEQUAL, Asked(partitions={"inference": "low"}), SITE)
+    assert shapes(layout) == [("hub", 1, 0), ("trainer", 2, 4), ("inference", 1, 2)]
+    assert [item.name for item in layout.main] == ["hub", "trainer"]
+    assert [item.name for item in layout.joined] == ["inference"]
+    assert layout.is_het
+    assert layout.slots == {"hub": range(1), "trainer": range(1, 9), "inference": range(9, 11)}
+    assert Layout.from_json(layout.to_json()) == layout
+    plan = make_plan(UNEQUAL, layout.allocation(), "r1", layout.mapping)
+    assert {p.slot for p in plan.processes if p.group == "inference"} == {9}
+    assert plan == make_plan(UNEQUAL, layout.allocation(), "r1", layout.mapping)
+    assert not make_layout(UNEQUAL, Asked(partition="low"), SITE).joined, "one kind is one job"
+
+
+def test_the_first_protected_component_leads():
+    what = recipe(inference=group(FakeServer(), gpus=2, cpus=4), trainer=group(FakeTrainer(), gpus=4, cpus=4))
+    layout = make_layout(what, Asked(layout="het", partitions={"inference": "spot"}), SITE)
+    assert shapes(layout) == [("trainer", 1, 4), ("inference", 1, 2)]
+    assert not layout.is_het
+    assert layout.mapping == {"inference": "inference", "trainer": "trainer"}
+    # The supervisor's cores are the leader's: 16 and 2 of them, over 4 ignitors.
+    assert [item.cpus_per_node for item in layout.components] == [20, 4]
 
 
 def test_cpu_components_go_to_their_own_partition_and_shape():

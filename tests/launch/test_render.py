@@ -10,7 +10,7 @@ import pytest
 
 from hpcrl.launch.environment import submit_environment
 from hpcrl.launch.layout import Component, Layout
-from hpcrl.launch.render import JobFacts, render_script
+from hpcrl.launch.render import JobFacts, render_all, render_script
 from hpcrl.launch.site import PACKAGED, Container, Site, load_site
 from hpcrl.launch.step import srun_command
 from hpcrl.launch.submitit_compat import VERSION, sbatch_lines
@@ -76,6 +76,23 @@ def test_bash_reads_it_and_it_stays_short(name, tmp_path):
     assert len(text.splitlines()) < 60
     (tmp_path / "job.sh").write_text(text)
     subprocess.run(["bash", "-n", str(tmp_path / "job.sh")], check=True, timeout=20)
+
+
+def test_golden_of_a_job_that_joins():
+    """Beside its main job's script, which is that of the other components alone."""
+    hub, inference, trainer = HET.components
+    inference = dataclasses.replace(inference, partition="low", joins=True)
+    layout = dataclasses.replace(HET, components=(hub, trainer, inference))
+    scripts = render_all(layout, LOCAL, JOB)
+    assert list(scripts) == ["batch-inference.sh", "batch.sh"]
+    assert scripts["batch.sh"] == render_script(dataclasses.replace(HET, components=(hub, trainer)), LOCAL, JOB)
+    text = scripts["batch-inference.sh"]
+    assert len(text.splitlines()) < 60
+    text += "\n# its step:\n# " + "\n# ".join(step(layout, LOCAL, JOB)) + "\n"
+    path = GOLDEN / "joined.sh"
+    if os.environ.get("HPCRL_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
 
 
 def test_later_components_say_nothing_of_the_batch_step():

@@ -4,7 +4,7 @@ import pytest
 
 from hpcrl.launch.reasons import WAITS, is_held, why_it_waits, why_refused
 from hpcrl.launch.slurm_text import Job
-from hpcrl.launch.standing import standing
+from hpcrl.launch.standing import joined_in_words, standing
 
 
 def job(state: str, reason: str = "", **facts) -> Job:
@@ -82,3 +82,16 @@ def test_a_refusal_says_what_to_do(said: str, hint: str):
     text = why_refused(said)
     assert said in text
     assert hint in text
+
+
+def test_a_main_job_that_waits_for_what_joins_it_says_why():
+    actors = job("PENDING", "Priority")
+    found = standing(None, job=job("RUNNING"), joined={"inference": actors}, on_cluster=True)
+    assert found.word == "waiting"
+    assert "inference: job 7 waits: jobs of higher priority are ahead of it" in found.why
+    assert standing("stopped", job=job("RUNNING"), joined={"inference": actors}, on_cluster=True).word == "waiting"
+    assert standing("running", job=job("RUNNING"), joined={"inference": actors}, on_cluster=True).word == "running"
+    there = {"inference": job("RUNNING", nodes=("n3",), partitions=("low",))}
+    assert standing(None, job=job("RUNNING"), joined=there, on_cluster=True).word == "starting"
+    assert joined_in_words("inference", there["inference"]) == "inference: job 7 runs on n3 in partition low"
+    assert joined_in_words("inference", job("NODE_FAIL")) == "inference: a node of job 7 failed"

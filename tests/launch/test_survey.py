@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcrl.cli.main import cli
+from hpcrl.launch.jobs import record_job, recorded_jobs
 from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.survey import Surveyed, survey
 from hpcrl.run.directory import RunDirectory
@@ -113,3 +114,25 @@ def test_list_shows_step_reward_and_state(run: RunDirectory, queue: Queue, monke
     assert local.path.exists()
     (tmp_path / "nothing").mkdir()
     assert "no runs in" in CliRunner().invoke(cli, ["list", str(tmp_path / "nothing")]).output
+
+
+def test_jobs_that_join_are_parts_of_the_run_and_not_the_run(run: RunDirectory, queue: Queue):
+    tag = f"hpcrl:{run.run_id}"
+    (run.path / "slurm" / "jobs.jsonl").unlink()
+    record_job(run, 7, "submit")
+    record_job(run, 9, "submit", "inference")
+    assert [item.job for item in recorded_jobs(run)] == [7]
+    assert [(item.job, item.component) for item in recorded_jobs(run, "inference")] == [(9, "inference")]
+    slurm = queue(
+        f"7|RUNNING|None|N/A|n1|main|{tag}",
+        f"8|CANCELLED|None|N/A||low|{tag}:inference",
+        f"9|PENDING|Priority|N/A||low|{tag}:inference",
+        f"10|RUNNING|None|N/A|n2|low|{tag}x:inference",
+    )
+    found = look(run, slurm)
+    assert (found.job_id, found.standing.word) == (7, "waiting")
+    assert {name: job.id for name, job in found.joined.items()} == {"inference": 9}
+    assert "job 9 waits: jobs of higher priority" in found.to_json()["joined"]["inference"]["words"]
+    shown = CliRunner().invoke(cli, ["list", str(run.path.parent)]).output
+    assert " 7 " in shown
+    assert " 9 " not in shown

@@ -22,6 +22,23 @@ def test_a_value_of_another_run_is_not_there(tmp_path: Path):
     assert Rendezvous(tmp_path, "new").peek("a") is None
 
 
+def test_values_of_several_folders_are_gathered_and_those_of_another_run_waited_for(tmp_path: Path):
+    Rendezvous(tmp_path, "old").publish("plans/0", "stale")
+    one = Rendezvous(tmp_path, "r")
+    one.publish("queue.0", "top")
+    threading.Timer(0.05, lambda: Rendezvous(tmp_path, "r").publish("plans/0", "fresh")).start()
+    assert one.gather(["queue.0", "plans/0", "queue.0"], seconds=10) == ["top", "fresh", "top"]
+    with pytest.raises(DeadlineExceeded, match="'x/0'"):
+        one.gather(["x/0"], seconds=0.05)
+
+
+def test_what_is_published_in_a_folder_is_named(tmp_path: Path):
+    one = Rendezvous(tmp_path, "r")
+    assert one.published("slots") == frozenset()
+    one.publish("slots/3", {})
+    assert one.published("slots") == {"3"}
+
+
 def test_waiting_has_a_deadline_and_hears_the_stop(tmp_path: Path):
     with pytest.raises(DeadlineExceeded, match="'a'"):
         Rendezvous(tmp_path, "r").wait("a", seconds=0.05)

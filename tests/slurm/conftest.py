@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ import hpcrl
 from hpcrl.config.codec import recipe_to_json
 from hpcrl.config.load import MODULE, sources
 from hpcrl.config.override import build_recipe
-from hpcrl.launch.jobs import record_job, script_of
+from hpcrl.launch.jobs import record_job, recorded_jobs, script_of
+from hpcrl.launch.joined import queue_joined
 from hpcrl.launch.layout import Layout
-from hpcrl.launch.render import JobFacts, render_script
+from hpcrl.launch.render import JobFacts, render_all
 from hpcrl.launch.site import PACKAGED, load_site
 from hpcrl.launch.slurm import Slurm
 from hpcrl.run.directory import RunDirectory
@@ -31,7 +33,11 @@ from hpcrl.testing.slurm.programs import missing_packages
 from hpcrl.tracking.journal import JournalReader
 
 TESTS = Path(__file__).parents[1]
-RECIPES = {"toy": TESTS / "launch" / "toy_recipe.py", "tiny": TESTS / "e2e" / "tiny_recipe.py"}
+RECIPES = {
+    "toy": TESTS / "launch" / "toy_recipe.py",
+    "tiny": TESTS / "e2e" / "tiny_recipe.py",
+    "phased": TESTS / "e2e" / "phased_recipe.py",
+}
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +59,16 @@ def short_folder() -> Iterator[Path]:
 def slurm_cluster(slurm_installed: None) -> Iterator[Cluster]:
     """One cluster of six nodes with four GPUs each for all tests that ask for it; a test leaves no job behind."""
     with tempfile.TemporaryDirectory(prefix="hpcrl-", dir="/tmp") as folder, Cluster(Path(folder) / "c") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def plain_cluster(slurm_installed: None) -> Iterator[Cluster]:
+    """Two nodes, preemption as Slurm does it by default: steps get SIGTERM and the batch script nothing."""
+    with (
+        tempfile.TemporaryDirectory(prefix="hpcrl-", dir="/tmp") as folder,
+        Cluster(Path(folder) / "c", nodes=2, gpus=0, user_signal=False) as cluster,
+    ):
         yield cluster
 
 
@@ -103,20 +119,56 @@ class JobRun:
         found = [r for item in attempts for _, r in JournalReader(item.journal).read() if r["kind"] == kind]
         return sorted(found, key=lambda record: record["t"])
 
+    def written(self, attempt: int, process: str) -> list[dict[str, Any]]:
+        """What one process has written into its journal of an attempt."""
+        found = JournalReader(self.path / f"attempt_{attempt}" / "journal").read()
+        return [record for writer, record in found if writer == process]
+
     def verdicts(self) -> list[str]:
         return [record["what"] for record in self.records("verdict")]
 
+    def went_on(self) -> None:
+        """It came to its end, and before that went back into the queue, once each time.
+
+        Slurm may end the supervisor, or the command by which it asked, before the answer is there.
+        """
+        *before, last = self.verdicts()
+        assert last == "done", self.log
+        assert set(before) <= {"requeue", "leave"}, self.log
+        assert [item.why for item in recorded_jobs(self.run)] == ["submit"]
+        restarts = [json.loads((item.path / "slurm.json").read_text())["restarts"] for item in self.run.attempts()]
+        assert restarts == sorted(set(restarts)), "each attempt is a life of the job"
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that name its directory."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if str(self.path) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()
+        ]
+
+    def trained_exactly(self, steps: int, prompts_per_step: int = 4, *, undone: bool = False) -> None:
+        """Every step was made once, in order, as one version, and every prompt was trained once.
+
+        Args:
+            undone: attempts ended without a save, so what they trained since the last one was trained again.
+        """
+        made = self.records("step")
+        if undone:
+            made = sorted({record["step"]: record for record in made}.values(), key=lambda record: record["step"])
+        assert [record["step"] for record in made] == list(range(1, steps + 1)), "no step twice, none left out"
+        assert [record["version"] for record in made] == list(range(1, steps + 1))
+        assert sorted(n for record in made for n in record["prompts"]) == list(range(steps * prompts_per_step))
+        newest = max(self.path.glob("state/step-*/record.json"))
+        assert json.loads(newest.read_text())["caller"] == {"step": steps, "prompts": steps * prompts_per_step, "beyond": []}
+        with sqlite3.connect(self.path / "mlflow.db") as database:
+            assert database.execute("select status from runs").fetchall() == [("FINISHED",)], "one MLflow run"
+            (logged,) = database.execute("select count(distinct step) from metrics where key like '%reward'").fetchone()
+        assert logged == steps
+
     def nothing_is_left(self) -> None:
-        """No process of the run lives, none of its ports is taken, none of its shared memory is there."""
-
-        def left() -> list[str]:
-            return [
-                f"{p.pid} {' '.join(p.info['cmdline'])}"
-                for p in psutil.process_iter(["cmdline"])
-                if str(self.path) in " ".join(p.info["cmdline"] or []) and p.pid != os.getpid()
-            ]
-
-        self.wait_for("its processes to end", lambda: not left(), seconds=20)
+        """No process of the run lives and none of its ports is taken."""
+        self.wait_for("its processes to end", lambda: not self.processes(), seconds=20)
         for plan in self.path.glob("attempt_*/plan.json"):
             first, end = json.loads(plan.read_text())["ports"]
             taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -155,11 +207,15 @@ class JobRuns:
         (path / "slurm").mkdir()
         for name, text in (("layout", layout.to_json()), ("site", site.to_json()), ("job", facts.to_json())):
             (path / f"{name}.json").write_text(text)
-        script_of(run).write_text(render_script(layout, site, facts))
+        for name, text in render_all(layout, site, facts).items():
+            (path / "slurm" / name).write_text(text)
         if before is not None:
             before(run)
-        job = Slurm({**os.environ, **self.cluster.env}).submit(script_of(run))
+        slurm = Slurm({**os.environ, **self.cluster.env})
+        job = slurm.submit(script_of(run))
         record_job(run, job, "submit")
+        for component in layout.joined:
+            queue_joined(slurm, run, component, facts, "submit", leader=job)
         self.made.append(JobRun(self.cluster, run, str(job)))
         return self.made[-1]
 
@@ -167,11 +223,21 @@ class JobRuns:
 @pytest.fixture
 def runs(slurm_cluster: Cluster, tiny_model: Path, tmp_path: Path) -> Iterator[JobRuns]:
     """Runs on the cluster; their jobs are ended after the test."""
-    data = tmp_path / "prompts.jsonl"
+    yield from runs_on(slurm_cluster, tiny_model, tmp_path)
+
+
+@pytest.fixture
+def plain_runs(plain_cluster: Cluster, tiny_model: Path, tmp_path: Path) -> Iterator[JobRuns]:
+    """Runs on the cluster that preempts as Slurm does by default."""
+    yield from runs_on(plain_cluster, tiny_model, tmp_path)
+
+
+def runs_on(cluster: Cluster, model: Path, folder: Path) -> Iterator[JobRuns]:
+    data = folder / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": str(n)}) + "\n" for n in range(10)))
-    made = JobRuns(slurm_cluster, tmp_path, {"toy": (), "tiny": (f"model={tiny_model}", f"data={data}")})
-    yield made
-    jobs = slurm_cluster.run("squeue", "--noheader", "--format=%A").split()
+    sets = (f"model={model}", f"data={data}")
+    yield JobRuns(cluster, folder, {"toy": (), "tiny": sets, "phased": sets})
+    jobs = cluster.run("squeue", "--noheader", "--format=%A").split()
     if jobs:
-        slurm_cluster.run("scancel", *jobs)
-    wait_for("the test's jobs to end", lambda: not slurm_cluster.run("squeue", "--noheader") or None, seconds=40)
+        cluster.run("scancel", *jobs)
+    wait_for("the test's jobs to end", lambda: not cluster.run("squeue", "--noheader") or None, seconds=40)

@@ -320,6 +320,30 @@ def test_a_running_run_that_is_cancelled_saves_ends_and_stays_ended(cluster: Clu
     assert hpcrl("list", "--json").value[0]["state"] == "cancelled"
 
 
+def test_the_time_limit_is_held_against_what_steps_took_before(cluster: Cluster, hpcrl: Call, tmp_path: Path):
+    assert "step" not in hpcrl("submit", TOY, *BASE, "--hold", "--name", "toy-a").out.partition("next:")[0]
+    run = RunDirectory.open(tmp_path / "runs" / "toy-a")
+    journal = Journal(run.new_attempt().journal / "sink.0.jsonl")
+    steps = json.loads((run.path / "recipe.json").read_text())["schedule"]["steps"]
+    journal.write("step", step=1, step_s=0.5)
+    said = f"{steps} step{'s' * (steps > 1)} fit into the time limit"
+    assert said in hpcrl("submit", TOY, *BASE, "--dry-run").out
+    assert said in hpcrl("submit", TOY, *BASE, "--hold", "--name", "toy-b", "--json").value["estimate"]
+    assert hpcrl("submit", TOY, *BASE, "--dry-run", "--set", "gpus=2", "--json").value["estimate"] == ""
+    for step in (2, 3):
+        journal.write("step", step=step, step_s=900.0)
+    words = "does not hold one step, so the run would never get on: run toy-a took"
+    refused = hpcrl("submit", TOY, *BASE, "--dry-run")
+    assert refused.code == 2
+    assert words in refused.err
+    assert hpcrl("submit", TOY, "--site", "local-cluster", "--time", "40", "--dry-run").code == 0
+    assert hpcrl("cancel", "toy-a").code == 0
+    again = hpcrl("resume", "toy-a")
+    assert again.code == 2
+    assert words in again.err
+    assert len(queued(cluster)) == 1
+
+
 def past_run(folder: Path, name: str, *, job: int, ended: bool) -> RunDirectory:
     """What a run leaves whose job Slurm has forgotten."""
     recipe = {"name": name, "schedule": {"steps": 2}, "groups": {"trainer": {}}}
@@ -394,7 +418,7 @@ BAD = {
     "account": (("--site", "blue"), "partition high takes no jobs of account blue; it takes red"),
     "mixed": (
         ("--site", "mixed", "--layout", "het", "--set", "gpus=1"),
-        "components hub (low), idler (low) can be preempted and doubler (main) cannot",
+        "component hub (low) can be preempted and doubler (main) cannot",
     ),
     "taken": (("--name", "taken"), "is the directory of another run"),
     "unwritable": (("--run-dir", "/proc/hpcrl-run"), "cannot be written"),

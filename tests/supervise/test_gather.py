@@ -11,6 +11,7 @@ from hpcrl.plan.allocation import Allocation, Node
 from hpcrl.plan.plan import Plan
 from hpcrl.plan.ports import candidates
 from hpcrl.run.rendezvous import Rendezvous
+from hpcrl.supervise.claim import PortClaims
 from hpcrl.supervise.gather import PlanMismatch, agree, describe_slot, gather_allocation, merge_reports
 
 
@@ -38,6 +39,19 @@ def test_the_first_slot_of_a_node_reports_busy_ports():
     with socket.create_server(("127.0.0.1", block[0] + 7)):
         merged = merge_reports([describe_slot(whole("n0", 2), "r", 0), describe_slot(whole("n0", 2), "r", 1)])
     assert block in merged.nodes[0].busy
+
+
+def test_what_another_run_claims_is_busy_before_it_listens():
+    block = candidates("r", 1, [whole("n0", 0).nodes[0].ephemeral])[0]
+    mine, another = PortClaims("r"), PortClaims("another")
+    another.claim([block])
+    try:
+        assert block in describe_slot(whole("n0", 0), "r", 0, mine).nodes[0].busy
+        another.close()
+        assert block not in describe_slot(whole("n0", 0), "r", 0, mine).nodes[0].busy
+    finally:
+        mine.close()
+        another.close()
 
 
 def test_every_slot_gathers_the_same(tmp_path: Path):

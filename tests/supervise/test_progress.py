@@ -6,6 +6,7 @@ from pathlib import Path
 from hpcrl.run.atomic import write_json
 from hpcrl.run.directory import RunDirectory
 from hpcrl.supervise.progress import begin, committed_steps
+from hpcrl.supervise.verdict import is_stuck
 
 
 def save(run: RunDirectory, step: int) -> None:
@@ -28,3 +29,16 @@ def test_steps_count_from_where_a_person_last_resumed(tmp_path: Path):
     assert committed_steps(run) == [7]
     begin(run.new_attempt(), "2")
     assert committed_steps(run) == [7, 7]
+
+
+def test_twenty_preemptions_with_progress_go_on_and_three_without_do_not(tmp_path: Path):
+    run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}")
+    for attempt in range(20):
+        assert not is_stuck(committed_steps(run), attempt)
+        begin(run.new_attempt(), "1")
+        save(run, attempt + 1)
+    assert not is_stuck(committed_steps(run), 20)
+    for _ in range(3):
+        assert not is_stuck(committed_steps(run), 20)
+        begin(run.new_attempt(), "1")
+    assert is_stuck(committed_steps(run), 20)

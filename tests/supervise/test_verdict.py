@@ -5,9 +5,9 @@ import pytest
 from hpcrl.run.records import DoneRecord
 from hpcrl.supervise.drain import Drain
 from hpcrl.supervise.job import JobState, parse_job, parse_kill_wait
-from hpcrl.supervise.verdict import CAUSED_S, after_drain, is_stuck, judge_attempt, seconds_left
+from hpcrl.supervise.verdict import after_drain, is_stuck, judge_attempt, seconds_left
 
-DRAIN = Drain(reason="SIGUSR1 to the job", until=130.0, t=100.0)
+DRAIN = Drain(reason="SIGUSR1 to the job", seconds=30.0, t=100.0)
 WORKERS = ("a.0", "b.0")
 
 
@@ -22,14 +22,13 @@ def test_work_that_was_done_is_done_even_when_the_end_was_asked_for():
 
 def test_a_role_that_fails_by_itself_ends_the_run_with_its_code():
     records = [record("a.0", "failed", 50, 17), record("b.0", "failed", 60, 1)]
-    for drain in (None, DRAIN):
-        verdict = judge_attempt(records, WORKERS, drain)
-        assert (verdict.what, verdict.code) == ("failed", 17)
-        assert "a.0 on n1 failed: why" in verdict.reason
+    verdict = judge_attempt(records, WORKERS, None)
+    assert (verdict.what, verdict.code) == ("failed", 17)
+    assert "a.0 on n1 failed: why" in verdict.reason
 
 
-@pytest.mark.parametrize("t", [DRAIN.t - CAUSED_S / 2, DRAIN.t + 20])
-def test_a_failure_around_the_signal_is_taken_for_its_effect(t: float):
+@pytest.mark.parametrize("t", [DRAIN.t - 300, DRAIN.t + 300])
+def test_a_failure_around_the_signal_is_taken_for_its_effect_whatever_its_clock_says(t: float):
     verdict = judge_attempt([record("a.0", "failed", t, 1), record("b.0", "stopped")], WORKERS, DRAIN)
     assert (verdict.what, verdict.reason) == ("again", DRAIN.reason)
 
@@ -51,6 +50,9 @@ def test_an_end_without_a_word_is_tried_again():
         ([0, 5, 5, 5], 5, True),
         ([5, 5, 6], 6, False),
         (list(range(20)), 20, False),
+        # Twenty preemptions, with progress in every second attempt only.
+        ([step for step in range(10) for _ in range(2)], 9, False),
+        ([step for step in range(10) for _ in range(2)], 10, False),
     ],
 )
 def test_three_attempts_in_a_row_that_moved_nothing_are_enough(began: list[int], committed: int, stuck: bool):

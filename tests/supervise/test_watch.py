@@ -13,7 +13,7 @@ from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import StopFlag, wait_for
 from hpcrl.supervise.children import Child, tail
-from hpcrl.supervise.drain import ask_to_drain
+from hpcrl.supervise.drain import DrainFlag, ask_to_drain, drain_of
 from hpcrl.supervise.watch import watch
 
 # A real process that says it is up, then does what its argument asks for.
@@ -161,6 +161,21 @@ def test_the_request_of_the_attempt_shortens_the_deadline(attempt: Attempt):
     started = time.monotonic()
     assert watch([child], frozenset({"a.0"}), attempt, stop=stop, drain_s=60) is not None
     assert time.monotonic() - started < 8
+
+
+def test_a_signal_is_told_to_all_even_after_a_failure_that_it_caused(attempt: Attempt):
+    write_done(attempt, DoneRecord(process="far.0", status="failed", code=1, error="died of the signal"))
+    child, stop = start(attempt, "a.0", "wait"), DrainFlag(attempt, "ignitor.0", 10.0)
+    before = signal.getsignal(signal.SIGTERM)
+    stop.hear([signal.SIGTERM])
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watch([child], frozenset({"a.0", "far.0"}), attempt, stop=stop, drain_s=10) is not None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    request = drain_of(attempt)
+    assert request is not None
+    assert "SIGTERM to ignitor.0" in request.reason
 
 
 def test_tail_gives_the_last_lines_and_says_why_it_cannot(tmp_path: Path):

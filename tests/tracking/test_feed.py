@@ -15,7 +15,7 @@ from hpcrl.run.directory import RunDirectory
 from hpcrl.run.records import DoneRecord, write_done
 from hpcrl.run.stop import StopFlag, wait_for
 from hpcrl.tracking import feed as feed_module
-from hpcrl.tracking.feed import Follower, catch_up
+from hpcrl.tracking.feed import Follower, catch_up, wait_for_roles
 from hpcrl.tracking.mlflow_feed import MlflowFeed, quiet_mlflow
 from hpcrl.tracking.mlflow_store import default_uri
 
@@ -50,6 +50,24 @@ def test_an_outage_is_said_once_and_its_end_once(run: RunDirectory, caplog: pyte
     assert "http://tracker cannot be fed (ConnectionRefusedError: nobody listens)" in messages[0]
     assert str(run.path) in messages[0]
     assert "caught up" in messages[1]
+
+
+def test_mlflow_is_not_started_before_a_role_has_said_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "POLL_S", 0.01)
+    run = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}")
+    journal, stop = run.new_attempt().journal, StopFlag()
+    (journal / "supervisor.jsonl").write_text("{}\n")
+    (journal / "trainer.0.jsonl").touch()
+    waits = threading.Thread(target=wait_for_roles, args=(run, stop))
+    waits.start()
+    waits.join(0.1)
+    assert waits.is_alive()
+    (journal / "trainer.0.jsonl").write_text("{}\n")
+    waits.join(10)
+    assert not waits.is_alive()
+    (journal / "trainer.0.jsonl").unlink()
+    stop.set()
+    wait_for_roles(run, stop)
 
 
 def test_a_tracker_that_is_down_is_asked_less_and_less(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,17 @@
-"""What ``hpcrl submit`` adds to plain ``sbatch`` of the same script, and where that time goes.
+"""What ``hpcrl submit`` costs: before the queue, from the job's start until all roles are ready, and while the run goes on.
 
-usage: python tools/bench/submit.py [--recipe recipes/quickstart.py] [--rounds 5] [--cluster DIR]
+usage: python tools/bench/submit.py [queue] [ready] [slices] [--rounds 5] [--recipe recipes/quickstart.py] [--cluster DIR]
+                                    [--nodes 3] [--each 2] [--slices 8,64,512] [--seconds 30]
 
-Runs on a one-machine Slurm cluster that it starts and takes down, or on the one in DIR. Each round submits the recipe by
-``hpcrl submit --hold`` and then its script by ``sbatch --hold``, both as processes of their own. Figures are medians over the
-rounds, one a line, with the ratio to ``sbatch``; the target is at most 1 s more.
+``queue``   what submitting adds to plain ``sbatch`` of the same script; the target is at most 1 s.
+``ready``   from the first line of the batch script until every role runs with its queue connected, against plain ``srun`` of as
+            many processes with the same imports; the target is at most 2 s more. Once with roles that import nothing, once with
+            roles that import what a trainer and a rollout do.
+``slices``  CPU and memory of the supervisor alone with many slices, whose steps only pretend to run; the target is less than
+            2 % of a core in steady state.
+
+All three if none is named. The first two run on a one-machine Slurm cluster of their own, or on the one in DIR.
+What is compared is run in turn, ``rounds`` times; figures are medians, one a line, with the ratio to their baseline.
 """
 
 from __future__ import annotations
@@ -12,76 +19,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from hpcrl.launch import submit as parts
-from hpcrl.launch.layout import Asked
-from hpcrl.launch.slurm import Slurm
+import submit_queue
+import submit_ready
+import submit_slices
+
 from hpcrl.testing.slurm.cluster import Cluster
 
-TARGET_S = 1.0
-SITE = "local-cluster"
-# Steps of a submission that run in the caller's own thread, in their order.
-PREPARE = (
-    "find_site",
-    "build_recipe",
-    "make_layout",
-    "render_script",
-    "make_plan",
-    "role_problems",
-    "place_problems",
-    "code_of",
-)
-SUBMIT = ("with_own_files", "write_code", "queue_once")
-IMPORTS = "import hpcrl.cli.submit, hpcrl.launch.submit"
-
-
-def seconds(command: list[str], env: dict[str, str]) -> float:
-    """Wall-clock time of a process."""
-    began = time.perf_counter()
-    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    return time.perf_counter() - began
-
-
-def split(recipe: Path, folder: Path, env: dict[str, str]) -> dict[str, float]:
-    """Seconds of each step of one submission in a fresh process, by name."""
-    command = [sys.executable, __file__, "--split", str(folder), "--recipe", str(recipe)]
-    out = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-    return {name: float(value) for name, value in (line.split() for line in out.splitlines())}
-
-
-def print_split(recipe: Path, folder: Path) -> None:
-    """Submit with every step timed, and print a line for each."""
-    spent: dict[str, float] = {}
-
-    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return function(*arguments, **options)
-            finally:
-                spent[name] = spent.get(name, 0.0) + time.perf_counter() - began
-
-        return call
-
-    for name in (*PREPARE, *SUBMIT):
-        setattr(parts, name, timed(name, getattr(parts, name)))
-    slurm = Slurm()
-    order = parts.Order(recipe=recipe, asked=Asked(time="10"), site=SITE, run_dir=folder, hold=True)
-    began = time.perf_counter()
-    prepared = parts.prepare(order, slurm)
-    spent["all_checks"] = time.perf_counter() - began
-    parts.submit(prepared, slurm)
-    spent["all"] = time.perf_counter() - began
-    for name, value in spent.items():
-        print(name, f"{value:.4f}")
+WHAT = ("queue", "ready", "slices")
 
 
 @contextlib.contextmanager
@@ -94,52 +42,38 @@ def cluster_in(folder: Path | None) -> Iterator[Cluster]:
         yield cluster
 
 
-def figures(ours: list[float], plain: list[float], imports: float, rounds: list[dict[str, float]]) -> Iterator[str]:
-    """The lines to print."""
-    base, mine = median(plain), median(ours)
-    yield f"sbatch                 {base:6.3f} s  ratio 1.00"
-    verdict = "met" if mine - base <= TARGET_S else "missed"
-    adds = f"adds {mine - base:.3f} s (target {TARGET_S:g} s: {verdict})"
-    yield f"hpcrl submit           {mine:6.3f} s  ratio {mine / base:.1f}  {adds}"
-    # Of the submissions that were timed by steps, so that both figures are of the same ones.
-    without = imports + median(item["all"] - item["role_problems"] for item in rounds) - base
-    verdict = "met" if without <= TARGET_S else "missed"
-    yield f"  without role checks  {base + without:6.3f} s  adds {without:.3f} s (target {TARGET_S:g} s: {verdict})"
-    yield f"  start and imports    {imports:6.3f} s"
-    for name in (*PREPARE, *SUBMIT):
-        yield f"  {name:<19}  {median(item.get(name, 0.0) for item in rounds):6.3f} s"
-    waited = median(item["all_checks"] - sum(item.get(name, 0.0) for name in PREPARE) for item in rounds)
-    yield f"  waiting for Slurm    {waited:6.3f} s"
+def figures(given: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """All lines to print, each when it is known."""
+    what = given.what or WHAT
+    if "queue" in what or "ready" in what:
+        with cluster_in(given.cluster) as cluster:
+            if "queue" in what:
+                yield from submit_queue.figures(cluster, folder, given.recipe, given.rounds)
+            if "ready" in what:
+                yield from submit_ready.figures(cluster, folder, given.rounds, given.nodes, given.each)
+    if "slices" in what:
+        yield from submit_slices.figures(folder, [int(number) for number in given.slices.split(",")], given.seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, default=Path(__file__).parents[2] / "recipes" / "quickstart.py")
+    parser.add_argument("what", nargs="*", help=f"of {', '.join(WHAT)}; all if left out")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--recipe", type=Path, default=Path(__file__).parents[2] / "recipes" / "quickstart.py")
     parser.add_argument("--cluster", type=Path)
-    parser.add_argument("--split", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--nodes", type=int, default=3, help="of a run that is made ready")
+    parser.add_argument("--each", type=int, default=2, help="processes of each of its two roles")
+    parser.add_argument("--slices", default="8,64,512")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for which each steady state is looked at")
     given = parser.parse_args()
-    if given.split is not None:
-        print_split(given.recipe, given.split)
-        return
-    with cluster_in(given.cluster) as cluster, tempfile.TemporaryDirectory() as runs:
-        env = {**os.environ, **cluster.env}
-        ours, plain, rounds = [], [], []
-        try:
-            for number in range(given.rounds):
-                run = Path(runs) / f"run{number}"
-                hpcrl = [sys.executable, "-m", "hpcrl.cli.main", "submit", str(given.recipe), "--site", SITE, "--time", "10"]
-                ours.append(seconds([*hpcrl, "--hold", "--run-dir", str(run)], env))
-                plain.append(seconds(["sbatch", "--hold", "--comment=bench", str(run / "slurm" / "batch.sh")], env))
-                rounds.append(split(given.recipe, Path(runs) / f"split{number}", env))
-            imports = median(seconds([sys.executable, "-c", IMPORTS], env) for _ in range(given.rounds))
-        finally:
-            names = cluster.run("squeue", "--noheader", "--format=%A|%Z|%o").splitlines()
-            own = [row.partition("|")[0] for row in names if runs in row]
-            if own:
-                cluster.run("scancel", *own)
-    for line in figures(ours, plain, imports, rounds):
-        print(line)
+    unknown = set(given.what) - set(WHAT)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(WHAT)}")
+    with tempfile.TemporaryDirectory(prefix="hpcrl-", dir="/tmp") as folder:
+        print(f"load before            {os.getloadavg()[0]:6.2f} of {os.cpu_count()} cores", flush=True)
+        for line in figures(given, Path(folder)):
+            print(line, flush=True)
+        print(f"load after             {os.getloadavg()[0]:6.2f} of {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

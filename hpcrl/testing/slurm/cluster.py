@@ -40,15 +40,25 @@ class Cluster:
         gpus: GPUs of each node; there is no device behind them.
         cpus: CPUs of each node as Slurm counts them.
         accounting: with slurmdbd and a database, for ``sacct``.
+        user_signal: the batch script hears of a preemption, as ``--signal=B:…`` says; False is Slurm's default.
 
     Raises:
         CheckFailed: such a cluster could not be.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, nodes: int = 6, gpus: int = 4, cpus: int = 32, accounting: bool = False
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        nodes: int = 6,
+        gpus: int = 4,
+        cpus: int = 32,
+        accounting: bool = False,
+        user_signal: bool = True,
     ) -> None:
-        self.spec = ClusterSpec(folder=Path(folder).resolve(), nodes=nodes, gpus=gpus, cpus=cpus, accounting=accounting)
+        self.spec = ClusterSpec(
+            folder=Path(folder).resolve(), nodes=nodes, gpus=gpus, cpus=cpus, accounting=accounting, user_signal=user_signal
+        )
         problems = self.spec.problems()
         if problems:
             raise CheckFailed(problems)
@@ -65,7 +75,14 @@ class Cluster:
         if record is None:
             raise HpcrlError(f"there is no cluster in {path}; start one there with `up`")
         spec = record.spec
-        return cls(path, nodes=spec.nodes, gpus=spec.gpus, cpus=spec.cpus, accounting=spec.accounting)
+        return cls(
+            path,
+            nodes=spec.nodes,
+            gpus=spec.gpus,
+            cpus=spec.cpus,
+            accounting=spec.accounting,
+            user_signal=spec.user_signal,
+        )
 
     @property
     def env(self) -> dict[str, str]:

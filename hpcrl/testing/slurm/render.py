@@ -44,6 +44,10 @@ def slurm_conf(spec: ClusterSpec, around: Surroundings) -> str:
     ports = str(first) if first == last else f"[{first}-{last}]"
     gres = f" Gres=gpu:{spec.gpus}" if spec.gpus else ""
     accounting = _accounting(spec, around) if spec.accounting else []
+    user_signal = [
+        "# The batch script itself hears of preemption, through --signal=B:…",
+        "SlurmctldParameters=preempt_send_user_signal",
+    ]
     lines = [
         "# Written for one start of a test cluster; changes are lost.",
         f"ClusterName={spec.name}",
@@ -57,8 +61,7 @@ def slurm_conf(spec: ClusterSpec, around: Surroundings) -> str:
         "AuthType=auth/munge",
         f"AuthInfo=socket={spec.munge_socket},cred_expire=5",
         "",
-        "# The batch script itself hears of preemption, through --signal=B:…",
-        "SlurmctldParameters=preempt_send_user_signal",
+        *(user_signal if spec.user_signal else []),
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "JobRequeue=1",

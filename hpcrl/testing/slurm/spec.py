@@ -23,6 +23,8 @@ class ClusterSpec:
         gpus: GPUs of a node that Slurm hands out; there is no device behind them.
         cpus: CPUs of a node as Slurm counts them; the host may have fewer.
         accounting: with a database, so that ``sacct`` and ``sacctmgr`` answer.
+        user_signal: the batch script hears of a preemption through ``--signal=B:…``; otherwise, as is Slurm's default, steps
+            get SIGTERM and the batch script nothing.
     """
 
     folder: Path
@@ -30,6 +32,7 @@ class ClusterSpec:
     gpus: int = 4
     cpus: int = 32
     accounting: bool = False
+    user_signal: bool = True
 
     def problems(self) -> list[str]:
         """Why this cluster could not be, one sentence each."""

@@ -16,6 +16,8 @@
 #SBATCH --time=20
 
 # sums, run 20260101-000000-abc123: starts the supervisor, which does all else.
+# What comes before Python listens must not end the job; the supervisor asks the controller what it missed.
+trap '' USR1 TERM
 # Options of an outer job or of a shell must not reach the steps.
 for name in $(compgen -e); do
   case "$name" in

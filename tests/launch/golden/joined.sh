@@ -1,0 +1,59 @@
+#!/bin/bash
+#SBATCH --comment=hpcrl:20260101-000000-abc123:inference
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=2
+#SBATCH --job-name=sums-inference
+#SBATCH --mem=8192M
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --open-mode=append
+#SBATCH --output='/runs/first try/slurm/%j.log'
+#SBATCH --partition=low
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --time=90
+
+# sums-inference, run 20260101-000000-abc123: starts the joiner, which does all else.
+# What comes before Python listens must not end the job; the supervisor asks the controller what it missed.
+trap '' USR1 TERM
+# Options of an outer job or of a shell must not reach the steps.
+for name in $(compgen -e); do
+  case "$name" in
+    SLURM_CONF|SLURM_CLUSTER_NAME|SLURM_WORKING_CLUSTER|SLURM_JOB_*|SLURM_JOBID|SLURM_HET_SIZE|SLURM_NODELIST|SLURM_NNODES|SLURM_NODEID|SLURM_*_ON_NODE|SLURM_RESTART_COUNT|SLURM_SUBMIT_*|SLURM_TOPOLOGY_*) ;;
+    SLURM_*|SBATCH_*|SRUN_*|SALLOC_*|_SLURM_SPANK_*|SPANK_*|PMI_*|PMI2_*|PMIX_*|OMPI_*|PRTE_*|PYTHONPATH|PYTHONHOME) unset "$name" ;;
+  esac
+done
+export USER="${USER:-$SLURM_JOB_USER}"
+cache=/tmp/hpcrl-"${USER}"/"$SLURM_JOB_ID"
+export TRITON_CACHE_DIR="$cache/triton" TORCHINDUCTOR_CACHE_DIR="$cache/inductor" TORCH_EXTENSIONS_DIR="$cache/torch_extensions"
+export FLASHINFER_WORKSPACE_BASE="$cache/flashinfer" CUDA_CACHE_PATH="$cache/cuda" HF_MODULES_CACHE="$cache/hf_modules"
+export HF_DATASETS_CACHE="$cache/hf_datasets" HF_ASSETS_CACHE="$cache/hf_assets" HF_XET_CACHE="$cache/hf_xet"
+export VIRTUAL_ENV=/home/me/venv PATH=/home/me/venv/bin:"$PATH"
+export PYTHONPATH='/runs/first try/code'"${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
+exec /home/me/venv/bin/python -m hpcrl.supervise.joiner '/runs/first try' inference
+
+# its step:
+# srun
+# --job-name=inference
+# --nodes=1
+# --ntasks=2
+# --ntasks-per-node=2
+# --cpus-per-task=2
+# --exact
+# --gpus-per-node=2
+# --mem=0
+# --cpu-bind=none
+# --distribution=block
+# --mpi=none
+# --kill-on-bad-exit=0
+# --wait=0
+# --unbuffered
+# --input=none
+# --output=/runs/first try/step.log
+# --open-mode=append
+# --export=ALL
+# /home/me/venv/bin/python
+# -m
+# hpcrl.supervise.ignitor
+# RUN
+# 1
