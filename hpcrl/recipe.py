@@ -220,6 +220,9 @@ class Limits:
         wait_s: any wait for another role's data or weights.
         call_s: one call of the data plane or of an engine's control route.
         drain_s: from a request to stop until everything is saved and ended.
+        snapshot_s: between two snapshots of the queue, 0 = never: with a node at most so much of it is lost.
+        restarts: how often in an attempt a process that was killed is started again in place, if its group forms no world;
+            0 = never.
     """
 
     version_lag: int = 4
@@ -227,6 +230,8 @@ class Limits:
     wait_s: float = 1800.0
     call_s: float = 60.0
     drain_s: float = 120.0
+    snapshot_s: float = 60.0
+    restarts: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)

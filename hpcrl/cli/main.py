@@ -18,7 +18,7 @@ COMMANDS = {
     "list": ("hpcrl.cli.list", "List runs: what each is doing, and how far it is."),
     "status": ("hpcrl.cli.status", "Show where a run is and what each process is at."),
     "logs": ("hpcrl.cli.logs", "Show or follow the logs of a run's processes."),
-    "queue": ("hpcrl.cli.queue", "Export the rows of a run's queue."),
+    "queue": ("hpcrl.cli.queue", "Show what is in a run's queue, why a row waits; export its rows."),
     "verify": ("hpcrl.cli.verify", "Prove that no row of a run was lost or trained twice."),
     "cancel": ("hpcrl.cli.cancel", "Let a run on a cluster save and end, or end it at once."),
     "resume": ("hpcrl.cli.resume", "Queue a further job for a run, which goes on where it ended."),

@@ -1,8 +1,11 @@
-"""``hpcrl queue``: what is in a run's queue."""
+"""``hpcrl queue``: what is in a run's queue, now or when it was last saved."""
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,11 @@ import click
 from hpcrl.cli.attempts import attempt_of
 from hpcrl.config.nearest import nearest
 from hpcrl.launch.find import find_run
+from hpcrl.run.atomic import write_text
 from hpcrl.run.errors import CheckFailed
 
 if TYPE_CHECKING:
+    from hpcrl.cli.observe import Observer
     from hpcrl.dataplane.snapshot.read import Snapshot
     from hpcrl.run.directory import RunDirectory
 
@@ -22,9 +27,130 @@ HDF5, JSON_LINES = (".h5", ".hdf5"), (".jsonl",)
 SHOW_PROGRESS = 64 << 20
 
 
-@click.group()
+class RunOrCommand(click.Group):
+    """A group that takes what is none of its commands for a run to show."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, after ``show`` was put before a run."""
+        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=RunOrCommand)
 def command() -> None:
-    """The rows of a run's queue."""
+    """The rows of a run's queue: `hpcrl queue RUN` shows what it holds now."""
+
+
+@command.command("show")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables (one a line with --watch).")
+@click.option("--watch", type=click.FloatRange(min=0.1), default=None, metavar="SECONDS", help="Look again so often.")
+def show(run: str, as_json: bool, watch: float | None) -> None:
+    """Show what the queue of RUN, a directory or a name, holds: rows by column, rates, leases, lag, drops.
+
+    Rates come from two looks a second apart. Of a run that has ended: what its newest snapshot holds.
+    """
+    from hpcrl.cli.observe import Observer, Silent
+
+    found = find_run(run)
+    try:
+        with Observer(found) as observer:
+            _look_on(found, observer, as_json=as_json, watch=watch)
+    except Silent as silent:
+        _show_saved(found, silent, as_json=as_json)
+
+
+@command.command("why")
+@click.argument("run")
+@click.argument("row", type=int)
+def why(run: str, row: int) -> None:
+    """Say what ROW, a row id as the history and errors give it, waits for in the queue of RUN, and who owes it."""
+    from hpcrl.cli.observe import Observer
+    from hpcrl.dataplane.rowids import describe
+
+    with Observer(find_run(run)) as observer:
+        lines = observer.why(row)
+    click.echo("\n".join([f"row {row}: {describe(row)}", *lines]))
+
+
+@command.command("metrics")
+@click.argument("run")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Replace this file in one step, for node_exporter.")
+@click.option("--serve", "port", type=click.IntRange(1, 65535), default=None, help="Answer Prometheus on this port.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where --serve listens.")
+def metrics(run: str, out: Path | None, port: int | None, address: str) -> None:
+    """Print figures of the queue of RUN in Prometheus' text format.
+
+    With --serve it answers /metrics until Ctrl-C, to whoever sends the run's key as a bearer token: Prometheus'
+    authorization.credentials_file is RUN/key.
+    """
+    from hpcrl.cli.observe import Observer
+    from hpcrl.cli.queue_figures import prometheus
+
+    found = find_run(run)
+    with Observer(found) as observer:
+        if port is not None:
+            from hpcrl.cli.queue_serve import serve
+
+            serve(address, port, found.key, lambda: prometheus(found.path.name, observer.figures()))
+            return
+        text = prometheus(found.path.name, observer.figures())
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(out, text)
+
+
+def _look_on(run: RunDirectory, observer: Observer, *, as_json: bool, watch: float | None) -> None:
+    from rich.console import Console
+
+    from hpcrl.cli.queue_figures import rates, table
+
+    console = Console()
+    before, at = observer.figures(), time.monotonic()
+    while True:
+        time.sleep(watch or 1.0)
+        figures, now = observer.figures(), time.monotonic()
+        of = rates(before, figures, now - at)
+        before, at = figures, now
+        if as_json:
+            streams = {name: {**stream, "rates": asdict(of[name])} for name, stream in figures.items()}
+            value = {"run_id": run.run_id, "attempt": observer.attempt.number, "live": True, "streams": streams}
+            click.echo(json.dumps(value, indent=None if watch else 2))
+        else:
+            if watch and console.is_terminal:
+                console.clear()
+            console.print(f"[bold]{run.path.name}[/bold]  run {run.run_id}  attempt {observer.attempt.number}", highlight=False)
+            console.print(table(figures, of))
+        if not watch:
+            return
+
+
+def _show_saved(run: RunDirectory, silent: CheckFailed, *, as_json: bool) -> None:
+    """What a run that nobody can ask has left; raises ``silent`` if that is nothing."""
+    from hpcrl.dataplane.snapshot.manifest import Damaged, committed, read_manifest
+
+    for folder in committed(run):
+        try:
+            manifest = read_manifest(folder, run.run_id)
+        except Damaged as error:
+            click.echo(f"hpcrl: {error}", err=True)
+            continue
+        streams = {
+            name: {"rows": counts.rows, "blocks": counts.blocks, "bytes": counts.bytes}
+            for name, counts in manifest.streams.items()
+        }
+        if as_json:
+            about = {"attempt": manifest.attempt, "live": False, "snapshot": str(folder), "t": manifest.t}
+            click.echo(json.dumps({"run_id": run.run_id, **about, "streams": streams}, indent=2))
+            return
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.t))
+        click.echo(f"{'; '.join(silent.problems)}\nits newest snapshot, {folder} of {when}, holds:")
+        for name, found in streams.items():
+            click.echo(f"  {name}: {found['rows']:,} rows in {found['blocks']:,} blocks, {found['bytes'] / 1e6:.1f} MB")
+        return
+    raise silent
 
 
 @command.command("export")
@@ -103,9 +229,7 @@ def write(snapshot: Snapshot, stream: str | None, path: Path, *, compress: bool)
         infos = [info for info in merged.infos() if info.stream in names]
         size = sum(counts.bytes for name, counts in snapshot.manifest.streams.items() if name in names)
         length = sum(info.rows for info in infos)
-        with click.progressbar(
-            length=length, label="rows", file=sys.stderr, hidden=size < SHOW_PROGRESS
-        ) as bar:
+        with click.progressbar(length=length, label="rows", file=sys.stderr, hidden=size < SHOW_PROGRESS) as bar:
             if path.suffix in JSON_LINES:
                 return export_jsonl(merged, names, path, progress=bar.update)
             return export_hdf5(snapshot, merged, names, path, progress=bar.update, compression="gzip" if compress else "none")

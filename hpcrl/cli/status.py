@@ -175,6 +175,8 @@ def _row(item: ProcessState, where: Places) -> tuple[str, ...]:
         doing = ""
     else:
         doing = item.phase if item.step is None else f"{item.phase} step {item.step}"
+    if item.restarts:
+        doing = f"{doing}, " * bool(doing) + f"restarted {item.restarts}x after {item.killed_by}"
     heard = "" if item.age_s is None else f"{duration(item.age_s)} ago"
     node, gpus = where.get(item.process, ("", ""))
     return item.process, item.state, doing, heard, node or item.host or "", gpus

@@ -11,9 +11,10 @@ from typing import Any
 from hpcrl.dataplane.interface import DataPlane
 from hpcrl.dataplane.member import Member
 from hpcrl.dataplane.memory import MemoryHub, MemoryPlane
+from hpcrl.dataplane.plane import LedgerPlane
 from hpcrl.dataplane.store import INLINE_BYTES, NodeStore
 from hpcrl.plan.edges import Edge, claims
-from hpcrl.recipe import Recipe
+from hpcrl.recipe import Recipe, Role
 from hpcrl.run.stop import StopFlag
 
 LIVES = 256
@@ -101,14 +102,13 @@ def connect(
         wait_s = limits.wait_s
         return MemoryPlane(member, queue, life=life, wait_s=wait_s, lease_s=lease_s, settled=settled, stop=stop)
     from hpcrl.dataplane.desk.client import DeskClient
-    from hpcrl.dataplane.plane import LedgerPlane
 
     mover = None
-    if queue.across and _touches(member, queue.across):
+    if crosses(recipe.groups[group].role, queue.across):
         # Imports torch; a run on one node, and a role whose rows stay on its own, need none of it.
         from hpcrl.dataplane.transferqueue.mover import Mover
 
-        mover = Mover(member.name, queue.storage, key=key, unit=queue.unit, call_s=limits.call_s)
+        mover = Mover(member.name, queue.storage, key=key, unit=queue.unit, ids=member.row_ids(), call_s=limits.call_s)
     store = NodeStore(
         queue.folder,
         who=member.name,
@@ -127,7 +127,9 @@ def connect(
         raise
 
 
-def _touches(member: Member, edges: frozenset[Edge]) -> bool:
-    role = member.recipe.groups[member.group].role
+def crosses(role: Role, edges: frozenset[Edge]) -> bool:
+    """Whether a role reads or writes one of these columns."""
     claimed = {(claim.stream, name) for claim in claims(role) for name in claim.columns}
-    return bool(claimed & edges)
+    # Who clears rows clears them all, and a creator may drop some.
+    whole = {r.stream for r in role.reads() if r.final} | {w.stream for w in role.writes() if w.creates}
+    return any(edge in claimed or edge[0] in whole for edge in edges)

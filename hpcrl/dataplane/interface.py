@@ -30,6 +30,10 @@ class DataPlaneError(HpcrlError):
     """The data plane refused a call or could not serve it; names stream, column and peer."""
 
 
+class NotAnswered(DataPlaneError):
+    """The data plane was silent past the deadline; what was asked for may have been carried out all the same."""
+
+
 class SchemaError(DataPlaneError):
     """Rows do not fit the stream's declared columns; nothing was written."""
 
@@ -45,11 +49,9 @@ class Block:
 
     Attributes:
         row_ids: int64 (rows,), unique within the run.
-        handle: what the implementation needs to find the rows again.
     """
 
     row_ids: np.ndarray
-    handle: Any
 
 
 @dataclass(frozen=True)

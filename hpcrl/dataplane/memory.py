@@ -16,7 +16,8 @@ from hpcrl.dataplane.ledger import ops
 from hpcrl.dataplane.ledger.ledger import Ledger
 from hpcrl.dataplane.ledger.rules import Rules, rules_of
 from hpcrl.dataplane.member import Member
-from hpcrl.dataplane.plane import LedgerPlane, MakeOp
+from hpcrl.dataplane.packing import Packing
+from hpcrl.dataplane.plane import LedgerPlane, MakeOp, Refs
 from hpcrl.run.errors import Stopped
 from hpcrl.run.stop import StopFlag
 
@@ -78,16 +79,21 @@ class MemoryHub:
             finally:
                 under_way.discard(seq)
 
-    def write(self, stream: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[ops.Ref]:
-        """Keep bytes of a column of blocks, by first row id."""
-        refs = []
-        with self._changed:
-            for first, data in blocks:
-                index = next(self._indexes)
-                self._bytes[index] = data
-                self._of_block[stream, first].append(index)
-                refs.append(ops.Ref("memory", data.nbytes, index=index))
-        return refs
+    def write(self, stream: str, blocks: Sequence[tuple[int, Mapping[str, Packing]]]) -> list[Refs]:
+        """Keep columns of blocks, by first row id."""
+        written: list[Refs] = []
+        for first, columns in blocks:
+            refs = {}
+            for column, packing in columns.items():
+                data = packing.packed()
+                data.flags.writeable = False
+                with self._changed:
+                    index = next(self._indexes)
+                    self._bytes[index] = data
+                    self._of_block[stream, first].append(index)
+                refs[column] = ops.Ref("memory", data.nbytes, index=index)
+            written.append(refs)
+        return written
 
     def read(self, refs: Sequence[ops.Ref]) -> list[np.ndarray]:
         """The bytes again.
@@ -101,7 +107,7 @@ class MemoryHub:
             except KeyError as error:
                 raise DataPlaneError("rows were cleared while another group read them") from error
 
-    def clear(self, refs: Sequence[ops.Ref]) -> None:
+    def discard(self, refs: Sequence[ops.Ref]) -> None:
         """Bytes that nobody needs."""
         with self._changed:
             for ref in refs:
@@ -174,7 +180,7 @@ class _HubStore:
     def __init__(self, hub: MemoryHub) -> None:
         self._hub = hub
 
-    def write(self, stream: str, column: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[ops.Ref]:
+    def write(self, stream: str, blocks: Sequence[tuple[int, Mapping[str, Packing]]]) -> list[Refs]:
         """See :meth:`MemoryHub.write`."""
         return self._hub.write(stream, blocks)
 
@@ -183,14 +189,11 @@ class _HubStore:
         return self._hub.read(refs)
 
     def discard(self, refs: Sequence[ops.Ref]) -> None:
-        """See :meth:`MemoryHub.clear`."""
-        self._hub.clear(refs)
+        """See :meth:`MemoryHub.discard`."""
+        self._hub.discard(refs)
 
-    def clear(self, refs: Sequence[ops.Ref]) -> None:
-        """The hub has cleared them with their blocks."""
-
-    def freed(self, segments: Mapping[str, int]) -> None:
-        """A hub has no segments."""
+    def freed(self, segments: Mapping[str, int], values: Sequence[int]) -> None:
+        """A hub has no segments and no storage units; it clears bytes with their blocks."""
 
     def close(self) -> None:
         """The bytes stay the hub's."""

@@ -39,6 +39,12 @@ class Packing:
     payload: Sequence[np.ndarray]
     size: int
 
+    def packed(self) -> np.ndarray:
+        """All of it, uint8 (size,)."""
+        out = np.empty(self.size, np.uint8)
+        self.into(out)
+        return out
+
     def into(self, out: np.ndarray) -> None:
         """Write it to uint8 (size,), which may lie in shared memory; the data must not have changed in the meantime."""
         out[: self.head.nbytes].view(np.int64)[:] = self.head
@@ -68,10 +74,7 @@ def prepare(stream: str, column: Column, row_ids: np.ndarray, data: ColumnData) 
 
 def pack(stream: str, column: Column, row_ids: np.ndarray, data: ColumnData) -> np.ndarray:
     """One column of a block, already checked against its schema, as uint8 (bytes,); arguments as :func:`prepare`."""
-    packing = prepare(stream, column, row_ids, data)
-    out = np.empty(packing.size, np.uint8)
-    packing.into(out)
-    return out
+    return prepare(stream, column, row_ids, data).packed()
 
 
 def unpack(stream: str, column: Column, packed: np.ndarray, *, copy: bool = True) -> tuple[np.ndarray, ColumnData]:

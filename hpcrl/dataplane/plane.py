@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,16 +20,19 @@ from hpcrl.dataplane.interface import (
     DataPlaneError,
     EndOfStream,
     Feedback,
+    NotAnswered,
     SchemaError,
     StreamDepth,
 )
 from hpcrl.dataplane.labels import labels_of
 from hpcrl.dataplane.ledger import ops
 from hpcrl.dataplane.member import Member, encode_value
-from hpcrl.dataplane.packing import empty, join, pack, unpack
+from hpcrl.dataplane.packing import Packing, empty, join, prepare, unpack
 from hpcrl.recipe import Column
 
 MakeOp = Callable[[int, int], ops.AnyOp]
+# By column, where its bytes lie.
+Refs = dict[str, ops.Ref]
 
 
 class Desk(Protocol):
@@ -43,20 +48,21 @@ class Desk(Protocol):
 class Store(Protocol):
     """Keeps the packed bytes of columns."""
 
-    def write(self, stream: str, column: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[ops.Ref]:
-        """Keep the bytes of a column of blocks, by first row id; durable against the end of any process of the node."""
+    def write(self, stream: str, blocks: Sequence[tuple[int, Mapping[str, Packing]]]) -> list[Refs]:
+        """Keep columns of blocks, by first row id; durable against the end of any process of the node.
+
+        Raises:
+            DataPlaneError: they cannot be kept; nothing of them is.
+        """
 
     def read(self, refs: Sequence[ops.Ref]) -> list[np.ndarray]:
-        """The bytes again, uint8; they stay valid for as long as the array lives."""
+        """The bytes again, uint8, valid for as long as the array lives; read-only unless they are the caller's alone."""
 
     def discard(self, refs: Sequence[ops.Ref]) -> None:
         """Bytes that no operation will ever name."""
 
-    def clear(self, refs: Sequence[ops.Ref]) -> None:
-        """The blocks of these bytes are gone."""
-
-    def freed(self, segments: dict[str, int]) -> None:
-        """Segments of this process that hold nothing any more; see :class:`hpcrl.dataplane.ledger.ops.Granted`."""
+    def freed(self, segments: Mapping[str, int], values: Sequence[int]) -> None:
+        """What the ledger says is not needed any more; see :class:`hpcrl.dataplane.ledger.ops.Granted`."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -101,23 +107,24 @@ class LedgerPlane(DataPlane):
         rows = len(columns[declared[0].name])
         row_ids = self._row_ids.take(rows)
         first = int(row_ids[0])
-        packed = {column.name: pack(stream, column, row_ids, columns[column.name]) for column in declared}
-        refs = {name: self._store.write(stream, name, [(first, data)])[0] for name, data in packed.items()}
-        answer = self._ask(
-            f"put {rows} rows into stream {stream!r}",
-            ops.Put,
-            wait_s=self._wait_s,
-            stream=stream,
-            first=first,
-            rows=rows,
-            refs=refs,
-            bytes=sum(data.nbytes for data in packed.values()),
-            labels=labels_of(self._member.stream(stream), columns),
-        )
-        if isinstance(answer, ops.Wait):
-            self._store.discard(list(refs.values()))
-            raise DataPlaneError(f"{self._member.name}: stream {stream!r} had no room for {self._wait_s:g} s: {answer.reason}")
-        self._take_freed(answer)
+        packed = {column.name: prepare(stream, column, row_ids, columns[column.name]) for column in declared}
+        (refs,) = self._store.write(stream, [(first, packed)])
+        with self._discarding([refs]):
+            answer = self._do(
+                f"put {rows} rows into stream {stream!r}",
+                ops.Put,
+                wait_s=self._wait_s,
+                stream=stream,
+                first=first,
+                rows=rows,
+                refs=refs,
+                bytes=sum(packing.size for packing in packed.values()),
+                labels=labels_of(self._member.stream(stream), columns),
+            )
+            if isinstance(answer, ops.Wait):
+                raise DataPlaneError(
+                    f"{self._member.name}: stream {stream!r} had no room for {self._wait_s:g} s: {answer.reason}"
+                )
         return row_ids
 
     def read(self, stream: str, columns: Sequence[str], *, max_rows: int, wait_s: float) -> Batch | None:
@@ -171,15 +178,14 @@ class LedgerPlane(DataPlane):
         declared = self._member.check_fill(stream, columns, len(batch))
         self._refuse_closed(stream)
         starts = np.cumsum([0, *(len(block.row_ids) for block in batch.blocks)]).tolist()
-        refs: dict[int, dict[str, ops.Ref]] = {int(block.row_ids[0]): {} for block in batch.blocks}
-        for column in declared:
-            packed = [
-                (int(block.row_ids[0]), pack(stream, column, block.row_ids, columns[column.name][a : a + len(block.row_ids)]))
-                for block, a in zip(batch.blocks, starts, strict=False)
-            ]
-            for (first, _), ref in zip(packed, self._store.write(stream, column.name, packed), strict=True):
-                refs[first][column.name] = ref
-        self._do(f"fill columns {list(columns)} of stream {stream!r}", ops.Fill, stream=stream, blocks=refs)
+        packed = [
+            (int(block.row_ids[0]), {c.name: prepare(stream, c, block.row_ids, columns[c.name][a:b]) for c in declared})
+            for block, (a, b) in zip(batch.blocks, itertools.pairwise(starts), strict=True)
+        ]
+        written = self._store.write(stream, packed)
+        refs = {first: of_block for (first, _), of_block in zip(packed, written, strict=True)}
+        with self._discarding(written):
+            self._do(f"fill columns {list(columns)} of stream {stream!r}", ops.Fill, stream=stream, blocks=refs)
 
     def trained(self, batch: Batch, version: int) -> None:
         """See :meth:`DataPlane.trained`."""
@@ -191,8 +197,6 @@ class LedgerPlane(DataPlane):
         """See :meth:`DataPlane.acknowledge`."""
         what = f"acknowledge rows of stream {batch.stream!r}"
         self._do(what, ops.Acknowledge, stream=batch.stream, blocks=_firsts(batch))
-        if self._member.is_final(batch.stream):
-            self._store.clear([ref for block in batch.blocks for ref in block.handle])
 
     def give_back(self, batch: Batch) -> None:
         """See :meth:`DataPlane.give_back`."""
@@ -203,7 +207,6 @@ class LedgerPlane(DataPlane):
         self._member.check_clear(batch.stream)
         what = f"drop rows of stream {batch.stream!r}"
         self._do(what, ops.Drop, stream=batch.stream, blocks=_firsts(batch), reason=reason)
-        self._store.clear([ref for block in batch.blocks for ref in block.handle])
 
     def close_stream(self, stream: str) -> None:
         """See :meth:`DataPlane.close_stream`."""
@@ -257,10 +260,22 @@ class LedgerPlane(DataPlane):
         self._beats.join(5.0)
         self._store.close()
 
-    def _do(self, what: str, kind: type[ops.Op], **fields: Any) -> ops.Answer:
-        answer = self._ask(what, kind, **fields)
-        self._take_freed(answer)
+    def _do(self, what: str, kind: type[ops.Op], *, wait_s: float = 0.0, **fields: Any) -> ops.Answer:
+        answer = self._ask(what, kind, wait_s=wait_s, **fields)
+        if isinstance(answer, ops.Granted) and (answer.freed or answer.values):
+            self._store.freed(answer.freed, answer.values)
         return answer
+
+    @contextmanager
+    def _discarding(self, written: Sequence[Refs]) -> Iterator[None]:
+        """Let go of what was written if the ledger certainly does not know of it."""
+        try:
+            yield
+        except NotAnswered:
+            raise
+        except BaseException:
+            self._store.discard([ref for refs in written for ref in refs.values()])
+            raise
 
     def _ask(self, what: str, kind: type[ops.Op], *, wait_s: float = 0.0, **fields: Any) -> ops.Answer:
         who, life = self._member.name, self._life
@@ -275,30 +290,36 @@ class LedgerPlane(DataPlane):
             raise kind_of(f"{who}: cannot {what}: {answer.reason}")
         return answer
 
-    def _take_freed(self, answer: ops.Answer) -> None:
-        if isinstance(answer, ops.Granted) and answer.freed:
-            self._store.freed(answer.freed)
-
     def _batch(self, stream: str, wanted: Sequence[Column], answer: ops.Answer) -> Batch | None:
         assert isinstance(answer, ops.Leased)
         if not answer.blocks:
             if answer.ended:
                 raise EndOfStream(f"stream {stream!r}: group {self._member.group!r} has had every row")
             return Batch(stream, {column.name: empty(column) for column in wanted}, ()) if answer.fixed else None
-        packed = self._store.read([ref for given in answer.blocks for ref in given.refs])
+        try:
+            return self._fetch(stream, wanted, answer.blocks)
+        except BaseException:
+            # This process goes on saying that it lives, so nobody else would ever get them.
+            with suppress(DataPlaneError):
+                self._do("give back what cannot be read", ops.GiveBack, stream=stream, blocks=[g.first for g in answer.blocks])
+            raise
+
+    def _fetch(self, stream: str, wanted: Sequence[Column], leased: Sequence[ops.Given]) -> Batch:
+        packed = self._store.read([ref for given in leased for ref in given.refs])
         blocks, parts, start = [], [], 0
-        for given in answer.blocks:
+        for given in leased:
             expected = np.arange(given.first, given.first + given.rows, dtype=np.int64)
             data = []
             for column, array in zip(wanted, packed[start : start + len(wanted)], strict=True):
-                row_ids, values = unpack(stream, column, array)
+                # Views would keep segments from being used again for as long as a role holds a batch.
+                row_ids, values = unpack(stream, column, array, copy=not array.flags.writeable)
                 if not np.array_equal(row_ids, expected):
                     raise DataPlaneError(
                         f"{self._member.name}: column {column.name!r} of stream {stream!r} came back with rows {row_ids[:1]}…, "
                         f"asked for {given.first}…; a block was overwritten while it was still in use"
                     )
                 data.append(values)
-            blocks.append(Block(expected, tuple(given.refs)))
+            blocks.append(Block(expected))
             parts.append(data)
             start += len(wanted)
         joined = {c.name: join(c, data) for c, data in zip(wanted, zip(*parts, strict=True), strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger.ops import Ref
+from hpcrl.dataplane.packing import Packing
+from hpcrl.dataplane.plane import Refs
 from hpcrl.dataplane.shm.reader import SegmentReader
 from hpcrl.dataplane.shm.writer import SegmentWriter
 from hpcrl.plan.edges import Edge
@@ -22,41 +24,17 @@ INLINE_BYTES = 2048
 class Transport(Protocol):
     """Moves bytes between nodes; :class:`hpcrl.dataplane.transferqueue.mover.Mover`."""
 
-    def write(self, field: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[Ref]:
-        """Keep bytes of blocks, by first row id."""
+    def write(self, blocks: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Ref]]:
+        """Keep bytes of blocks, by field."""
 
     def read(self, refs: Sequence[Ref]) -> list[np.ndarray]:
         """The bytes again."""
 
-    def clear(self, refs: Sequence[Ref]) -> None:
-        """Forget them."""
+    def clear(self, indexes: Sequence[int]) -> None:
+        """Forget them, some time soon."""
 
     def close(self) -> None:
         """Let go of it."""
-
-
-class InlineStore:
-    """Everything travels in the operations; for a data plane within one process."""
-
-    def write(self, stream: str, column: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[Ref]:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
-        return [_inline(data) for _, data in blocks]
-
-    def read(self, refs: Sequence[Ref]) -> list[np.ndarray]:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
-        return [np.frombuffer(ref.data, np.uint8) for ref in refs]
-
-    def discard(self, refs: Sequence[Ref]) -> None:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
-
-    def clear(self, refs: Sequence[Ref]) -> None:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
-
-    def freed(self, segments: dict[str, int]) -> None:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
-
-    def close(self) -> None:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
 
 
 class NodeStore:
@@ -67,6 +45,7 @@ class NodeStore:
         who, life, node: of this process.
         across: ``(stream, column)`` that some process needs on another node.
         transport: for these.
+        inline_bytes: the most that is small.
     """
 
     def __init__(
@@ -86,14 +65,26 @@ class NodeStore:
         self._writer: SegmentWriter | None = None
         self._reader = SegmentReader(folder, node)
 
-    def write(self, stream: str, column: str, blocks: Sequence[tuple[int, np.ndarray]]) -> list[Ref]:
+    def write(self, stream: str, blocks: Sequence[tuple[int, Mapping[str, Packing]]]) -> list[Refs]:
         """See :class:`hpcrl.dataplane.plane.Store`."""
-        large = [block for block in blocks if block[1].nbytes > self._inline_bytes]
-        if (stream, column) in self._across:
-            kept = iter(self._moving().write(f"{stream}/{column}", large) if large else ())
-        else:
-            kept = (self._segments().write([data]) for _, data in large)
-        return [next(kept) if data.nbytes > self._inline_bytes else _inline(data) for _, data in blocks]
+        written: list[Refs] = [{} for _ in blocks]
+        moving: list[dict[str, np.ndarray]] = [{} for _ in blocks]
+        try:
+            for refs, moves, (_, columns) in zip(written, moving, blocks, strict=True):
+                for column, packing in columns.items():
+                    if packing.size <= self._inline_bytes:
+                        refs[column] = Ref(kind="inline", size=packing.size, data=packing.packed().tobytes())
+                    elif (stream, column) in self._across:
+                        moves[f"{stream}/{column}"] = packing.packed()
+                    else:
+                        refs[column] = self._segments().place(packing.size, packing.into)
+            if any(moving):
+                for refs, moved in zip(written, self._moving().write(moving), strict=True):
+                    refs.update((field.removeprefix(f"{stream}/"), ref) for field, ref in moved.items())
+        except BaseException:
+            self.discard([ref for refs in written for ref in refs.values()])
+            raise
+        return written
 
     def read(self, refs: Sequence[Ref]) -> list[np.ndarray]:
         """See :class:`hpcrl.dataplane.plane.Store`."""
@@ -111,17 +102,14 @@ class NodeStore:
         """See :class:`hpcrl.dataplane.plane.Store`."""
         if self._writer is not None:
             self._writer.discard([ref for ref in refs if ref.kind == "shm"])
-        self.clear(refs)
+        self.freed({}, [ref.index for ref in refs if ref.kind == "tq"])
 
-    def clear(self, refs: Sequence[Ref]) -> None:
+    def freed(self, segments: Mapping[str, int], values: Sequence[int]) -> None:
         """See :class:`hpcrl.dataplane.plane.Store`."""
-        moved = [ref for ref in refs if ref.kind == "tq"]
-        if moved:
-            self._moving().clear(moved)
-
-    def freed(self, segments: dict[str, int]) -> None:
-        """See :class:`hpcrl.dataplane.plane.Store`."""
-        self._segments().freed(segments)
+        if segments:
+            self._segments().freed(segments)
+        if values:
+            self._moving().clear(values)
 
     def close(self) -> None:
         """See :class:`hpcrl.dataplane.plane.Store`."""
@@ -144,7 +132,3 @@ class NodeStore:
                 "this is a fault of the plan"
             )
         return self._transport
-
-
-def _inline(data: np.ndarray) -> Ref:
-    return Ref(kind="inline", size=data.nbytes, data=data.tobytes())

@@ -1,4 +1,4 @@
-"""One attempt of a run on this machine, as a person at a terminal sees it: progress, Ctrl-C, tracking, the report."""
+"""A run on this machine, as a person at a terminal sees it: its attempts, progress, Ctrl-C, tracking, the report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hpcrl.checkpoint.cursor import read_cursor
 from hpcrl.launch.local import LocalRun
 from hpcrl.launch.tracker import tracker
 from hpcrl.plan.plan import Plan
@@ -17,6 +18,7 @@ from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords
 from hpcrl.supervise.children import tail
+from hpcrl.supervise.verdict import IDLE_ATTEMPTS, is_stuck
 from hpcrl.tracking.progress import Progress
 from hpcrl.tracking.report import write_report
 
@@ -24,7 +26,7 @@ INTERRUPTED = 130
 
 
 class Session:
-    """Starts an attempt, shows it, and ends it well whatever happens.
+    """Starts an attempt, shows it, and ends it well whatever happens; another one follows where a process was killed.
 
     Args:
         plan: of this machine; says how many slots there are.
@@ -41,6 +43,27 @@ class Session:
 
     def run(self) -> int:
         """Until the end; returns the exit code: 0, the failed role's, or 130 after Ctrl-C."""
+        began: list[int] = []
+        while True:
+            began.append(read_cursor(self._run.state).step)
+            code, failure = self._live()
+            if failure is None or not failure.killed_by or self._interrupts:
+                return code
+            killed, step = f"{failure.process} was killed by {failure.killed_by}", read_cursor(self._run.state).step
+            if is_stuck(began, step):
+                print(
+                    f"{killed}; {IDLE_ATTEMPTS} attempts in a row saved nothing beyond step {step}, so the run stops",
+                    file=sys.stderr,
+                )
+                return code
+            print(
+                f"{killed}; the run goes on from step {step} in attempt {self._run.latest().number + 1}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _live(self) -> tuple[int, DoneRecord | None]:
+        """One attempt; its exit code and first failure."""
         attempt = self._run.new_attempt()
         progress = Progress(self._recipe, attempt)
         with self._interrupts_counted(), tracker(self._run, attempt, self._tracking_uri):
@@ -52,7 +75,7 @@ class Session:
             except OSError as error:
                 # The run has ended as it has; a full disk must not hide how.
                 print(f"the report could not be written: {error}", file=sys.stderr)
-        return code
+        return code, failure
 
     def _run_processes(self, attempt: Attempt, progress: Progress) -> int:
         run = LocalRun(attempt, len(self._plan.allocation.slots), drain_s=self._recipe.limits.drain_s)

@@ -13,9 +13,8 @@ from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.slurm_text import Job
 from hpcrl.launch.standing import Records, Standing, joined_in_words, standing
 from hpcrl.run.directory import Attempt, RunDirectory
-from hpcrl.run.records import DoneRecord, DoneRecords
+from hpcrl.run.records import CAUSED_S, DoneRecord, DoneRecords
 from hpcrl.supervise.drain import drain_of
-from hpcrl.supervise.verdict import CAUSED_S
 from hpcrl.tracking.last import last_step
 from hpcrl.tracking.state import judge, planned_steps, processes
 

@@ -11,6 +11,8 @@ from hpcrl.recipe import ColocationRing, Recipe, Role, RoleGroup
 
 # The data plane's own processes.
 QUEUE = "queue"
+# A process tells the data plane in one byte how often it was restarted.
+MOST_RESTARTS = 255
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -37,6 +39,10 @@ def declaration_problems(recipe: Recipe) -> list[str]:
     for name in ("start_s", "wait_s", "call_s", "drain_s"):
         if not getattr(limits, name) > 0:
             problems.append(f"limits.{name} is {getattr(limits, name)}; it must be above 0 seconds")
+    if limits.snapshot_s < 0:
+        problems.append(f"limits.snapshot_s is {limits.snapshot_s}; it must be above 0 seconds, or 0 for no snapshots")
+    if not 0 <= limits.restarts <= MOST_RESTARTS:
+        problems.append(f"limits.restarts is {limits.restarts}; it must be 0 to {MOST_RESTARTS}")
     for stream in recipe.streams:
         if stream.block_rows < 1:
             problems.append(f"stream {stream.name}: block_rows is {stream.block_rows}; it must be at least 1")

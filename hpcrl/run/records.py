@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -11,6 +12,9 @@ from hpcrl.run.atomic import write_json
 from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import host
 from hpcrl.run.listing import Listing
+
+# A failure so shortly before another event is taken for its effect: who dies of it may speak before who sees it.
+CAUSED_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,8 @@ class DoneRecord:
         status: ``done`` finished its work; ``stopped`` was asked to end and did; ``failed`` could not go on.
         code: exit code, 0 unless failed.
         error: what happened, for a person.
+        killed_by: name of the signal that ended it and that nobody of the run had sent; such a process may fare better when
+            it is started again, so the run goes on in another attempt.
         t: Unix time [s].
     """
 
@@ -29,6 +35,7 @@ class DoneRecord:
     status: Literal["done", "stopped", "failed"]
     code: int = 0
     error: str = ""
+    killed_by: str = ""
     host: str = field(default_factory=host)
     t: float = field(default_factory=time.time)
 
@@ -46,22 +53,25 @@ class DoneRecords:
         self._listing = Listing(self._folder)
         self._seen: frozenset[str] = frozenset()
         self._records: dict[str, DoneRecord] = {}
-        self._first_failure: DoneRecord | None = None
 
     def read(self) -> dict[str, DoneRecord]:
         """Every record so far, by process."""
         names = self._listing.read()
         if names is not self._seen:
             for name in names - self._seen:
-                record = DoneRecord(**json.loads((self._folder / name).read_text()))
-                self._records[name.removesuffix(".json")] = record
-                first = self._first_failure
-                if record.status == "failed" and (first is None or record.t < first.t):
-                    self._first_failure = record
+                self._records[name.removesuffix(".json")] = DoneRecord(**json.loads((self._folder / name).read_text()))
             self._seen = names
         return self._records
 
     def first_failure(self) -> DoneRecord | None:
-        """The earliest failure: the others usually follow from it."""
-        self.read()
-        return self._first_failure
+        """See :func:`first_failure`."""
+        return first_failure(self.read().values())
+
+
+def first_failure(records: Iterable[DoneRecord]) -> DoneRecord | None:
+    """The earliest failure, or the death that it is taken for an effect of: the others usually follow from it."""
+    failures = sorted((record for record in records if record.status == "failed"), key=lambda record: record.t)
+    return next(
+        (record for record in failures if record.killed_by and record.t - failures[0].t < CAUSED_S),
+        failures[0] if failures else None,
+    )

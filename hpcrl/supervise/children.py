@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcrl.supervise.restarts import Restarts
 from hpcrl.supervise.signals import STOP, held_back
+
+# What a process that was killed has left behind may take so long to end well.
+GROUP_GRACE_S = 1.0
 
 
 @dataclass
@@ -21,29 +25,61 @@ class Child:
     Attributes:
         name: ``group.rank``.
         service: stopped once all others of the run are done.
+        incarnation: how often it was started again.
+        killed: by this ignitor.
     """
 
     name: str
     service: bool
     log: Path
-    popen: subprocess.Popen[bytes]
+    spawn: Callable[[int], subprocess.Popen[bytes]]
+    restarts: Restarts
+    incarnation: int = 0
+    killed: bool = False
+    popen: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.popen = self.spawn(self.incarnation)
 
     @classmethod
-    def start(cls, name: str, module: str, argument: str, *, env: Mapping[str, str], log: Path, service: bool) -> Child:
+    def start(
+        cls,
+        name: str,
+        module: str,
+        argument: Callable[[int], str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        service: bool,
+        restarts: Restarts | None = None,
+    ) -> Child:
         """Run ``python -m module argument`` with its output in a log file.
 
         It begins with the signals of :mod:`hpcrl.supervise.signals` held back.
+
+        Args:
+            argument: from the incarnation, 0 at first.
+            restarts: how often it may be started again; None = never.
         """
-        with open(log, "ab") as output, held_back():
-            popen = subprocess.Popen(
-                [sys.executable, "-m", module, argument],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(env),
-                start_new_session=True,
-            )
-        return cls(name, service, log, popen)
+
+        def spawn(incarnation: int) -> subprocess.Popen[bytes]:
+            with open(log, "ab") as output, held_back():
+                return subprocess.Popen(
+                    [sys.executable, "-m", module, argument(incarnation)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(env),
+                    start_new_session=True,
+                )
+
+        return cls(name, service, log, spawn, restarts or Restarts(0))
+
+    def start_again(self) -> None:
+        """Once it has ended: run it anew, after what it left behind has ended too."""
+        self._end_group()
+        self.incarnation += 1
+        self.popen = self.spawn(self.incarnation)
 
     def ended(self) -> int | None:
         """The exit code as a shell gives it (128 + signal), or None while the process runs."""
@@ -56,12 +92,26 @@ class Child:
             self.popen.send_signal(STOP)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group. Works after the leader ended too, and then ends what it left behind."""
+        """SIGKILL, and the end of the whole group. Works after the leader ended too, and then ends what it left behind."""
+        self.killed = self.killed or self.popen.poll() is None
+        self._end_group()
+
+    def _end_group(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
+        # A helper of multiprocessing removes the semaphores of the group from shared memory once all others have ended. It
+        # heeds no SIGTERM.
+        number, deadline = signal.SIGTERM, time.monotonic() + GROUP_GRACE_S
         try:
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            while True:
+                os.killpg(self.popen.pid, number)
+                if number == signal.SIGKILL:
+                    return
+                time.sleep(0.01)
+                number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
         except ProcessLookupError:
             return
-        self.popen.wait()
 
 
 def tail(log: Path, lines: int = 20) -> str:

@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hpcrl.config.codec import recipe_from_run
@@ -33,6 +34,7 @@ from hpcrl.supervise.gather import agree, describe_slot, gather_allocation
 from hpcrl.supervise.linux import die_with_parent
 from hpcrl.supervise.place import Place, local_place, slurm_place
 from hpcrl.supervise.queue import nearest_units, plan_edges, shared_memory
+from hpcrl.supervise.restarts import QUEUE_LIMIT, Restarts
 from hpcrl.supervise.signals import FROM_OUTSIDE, STOP
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec, identity_of
 from hpcrl.supervise.watch import watch
@@ -68,6 +70,7 @@ def main(argv: list[str]) -> int:
                 stop=stop,
                 drain_s=recipe.limits.drain_s,
                 roles=frozenset(process.name for process in plan.processes if process.group != QUEUE_GROUP),
+                who=name,
             )
     except Stopped:
         write_done(attempt, DoneRecord(process=name, status="stopped"))
@@ -135,14 +138,27 @@ def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> 
             Child.start(
                 process.name,
                 "hpcrl.supervise.process",
-                spec.to_json(),
+                partial(_argument, spec),
                 env=environment(os.environ, process),
                 log=attempt.log(process.name),
                 service=service,
+                restarts=restarts_of(recipe, process.group),
             )
         )
         log.info("started %s, pid %d", process.name, children[-1].popen.pid)
     return children
+
+
+def restarts_of(recipe: Recipe, group: str) -> Restarts:
+    """How often a process of a group may be started again in place."""
+    if group == QUEUE_GROUP:
+        return Restarts(QUEUE_LIMIT, fatal=True)
+    # The others of a world cannot go on with a new one.
+    return Restarts(0 if recipe.groups[group].role.world else recipe.limits.restarts)
+
+
+def _argument(spec: ProcessSpec, incarnation: int) -> str:
+    return replace(spec, incarnation=incarnation).to_json()
 
 
 def _log_to(path: Path) -> None:

@@ -14,7 +14,7 @@ from hpcrl.plan.plan import Plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import RoleFailed
-from hpcrl.run.records import DoneRecord, DoneRecords, write_done
+from hpcrl.run.records import CAUSED_S, DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import back_off
 from hpcrl.supervise.drain import Drain, ask_to_drain, drain_of
 from hpcrl.supervise.heard import Heard
@@ -23,7 +23,7 @@ from hpcrl.supervise.job import Job, JobState, SlurmCallFailed, hostnames
 from hpcrl.supervise.join import Ready
 from hpcrl.supervise.joined import JoinWatch
 from hpcrl.supervise.steps import Step, Steps
-from hpcrl.supervise.verdict import CAUSED_S, Verdict, judge_attempt, seconds_left
+from hpcrl.supervise.verdict import Verdict, judge_attempt, seconds_left
 from hpcrl.tracking.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class Life:
                     self.steps.tend(self._say_step)
                     self._watch_over()
                 time.sleep(next(pauses))
+            self._wait_for_a_cause()
         except RoleFailed as failed:
             ask_to_drain(self._attempt, str(failed), LOOK_S)
             return Verdict("failed", failed.code, str(failed))
@@ -108,6 +109,15 @@ class Life:
             return True
         ended = self.steps.ended() and (self._drain is not None or bool(self.steps.lost()))
         return ended or (self._workers is not None and self._workers <= self._records.read().keys())
+
+    def _wait_for_a_cause(self) -> None:
+        """Slurm's signal reaches all processes at once, and all may have ended of it before the first ignitor can speak."""
+        if self._records.first_failure() is None or self._released:
+            return
+        until = (self._failed_at or time.monotonic()) + CAUSED_S
+        while self._drain is None and time.monotonic() < until:
+            self._hear()
+            time.sleep(0.05)
 
     def _read_plan(self) -> None:
         path = self._attempt.path / "plan.json"
@@ -145,6 +155,8 @@ class Life:
             self._look_for_lost_nodes()
         if self.lost or self._is_left(ask=failure is not None):
             return
+        # Slurm's signal reaches all processes at once, and those that die of it take others with them before the first
+        # ignitor can speak.
         if failure is not None and self._failed_at is not None and now - self._failed_at > CAUSED_S:
             # Ignitors with processes know by themselves; this is for those that still wait for others.
             self._released = True

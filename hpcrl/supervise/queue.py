@@ -1,30 +1,38 @@
 """The data plane's own processes in a run, and how a role process finds them.
 
 Group ``queue`` of the plan: rank 0 is the desk, every further rank a storage unit.
+
+Supervisors import this too, and ignitors before they know what to start, so the data plane is imported where it is used.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hpcrl.dataplane.connect import QueueAddress, connect, life_of
-from hpcrl.dataplane.interface import DataPlane
-from hpcrl.dataplane.room import choose_root
-from hpcrl.dataplane.shm.folders import Claim, attempt_folder, remove_attempt, sweep
+from hpcrl.checkpoint.cursor import read_cursor
 from hpcrl.plan.edges import edges_across
 from hpcrl.plan.plan import Plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt
+from hpcrl.run.records import DoneRecords
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec
 
+if TYPE_CHECKING:
+    from hpcrl.dataplane.interface import DataPlane
+
 log = logging.getLogger(__name__)
 
+# Less than the time that queue processes have to end (QUEUE_GRACE_S), by their own end.
+UNIT_WAITS_S = 8.0
 # A node whose shared memory is smaller, as containers' often is, uses its own temporary folder.
 LEAST_SHARED_BYTES = 256 << 20
 
@@ -35,6 +43,9 @@ def shared_folder(attempt: Attempt) -> Path:
     Raises:
         DataPlaneError: the node has no room for any.
     """
+    from hpcrl.dataplane.room import choose_root
+    from hpcrl.dataplane.shm.folders import attempt_folder
+
     root = choose_root(LEAST_SHARED_BYTES, Path(tempfile.gettempdir()))
     return attempt_folder(attempt.run.run_id, attempt.number, root)
 
@@ -48,6 +59,8 @@ def shared_memory(attempt: Attempt) -> Iterator[None]:
     Raises:
         DataPlaneError: the node has no room, or the folder cannot be made.
     """
+    from hpcrl.dataplane.shm.folders import Claim, remove_attempt, sweep
+
     folder = shared_folder(attempt)
     for left in sweep(folder.parent.parent):
         log.info("removed %s, left by a run that was killed", left)
@@ -61,6 +74,8 @@ def shared_memory(attempt: Attempt) -> Iterator[None]:
 
 def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous: Rendezvous, stop: StopFlag) -> None:
     """Be the queue process that the spec names until the stop; its endpoint is published once it listens."""
+    from hpcrl.dataplane.connect import life_of
+
     identity, key = spec.identity, attempt.run.key
     folder = shared_folder(attempt)
 
@@ -68,7 +83,16 @@ def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous:
         rendezvous.publish(identity.name, endpoint)
 
     if identity.rank == 0:
-        from hpcrl.dataplane.desk.process import serve_desk
+        from hpcrl.dataplane.desk.process import Durability, serve_desk
+        from hpcrl.dataplane.desk.restore import Reached
+
+        cursor = read_cursor(attempt.run.state)
+        units = [f"{QUEUE_GROUP}.{rank}" for rank in range(1, spec.processes[QUEUE_GROUP])]
+
+        def storage() -> list[dict[str, Any]]:
+            known = [endpoint for name in units if (endpoint := rendezvous.peek(name)) is not None]
+            # A value's index names its unit only among all of them.
+            return known if len(known) == len(units) else []
 
         serve_desk(
             recipe,
@@ -80,6 +104,13 @@ def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous:
             history=attempt.path / "history",
             publish=publish,
             stop=stop,
+            durability=Durability(
+                attempt=attempt,
+                node=spec.node,
+                life=life_of(attempt.number, spec.incarnation),
+                reached=Reached(cursor.step, cursor.prompts, cursor.beyond),
+                storage=storage,
+            ),
         )
     else:
         from hpcrl.dataplane.transferqueue.storage import serve_storage
@@ -93,8 +124,24 @@ def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous:
             key=key,
             folder=folder,
             publish=publish,
-            stop=stop,
+            stop=_after_desk(attempt, stop),
         )
+
+
+def _after_desk(attempt: Attempt, stop: StopFlag) -> StopFlag:
+    """Set when the desk, which is asked to stop at the same time, has ended too: its last snapshot needs the units."""
+    ended = StopFlag()
+
+    def wait() -> None:
+        while not stop.sleep(60.0):
+            pass
+        records, until = DoneRecords(attempt), time.monotonic() + UNIT_WAITS_S
+        while f"{QUEUE_GROUP}.0" not in records.read() and time.monotonic() < until:
+            time.sleep(0.2)
+        ended.set()
+
+    threading.Thread(target=wait, name="after-desk", daemon=True).start()
+    return ended
 
 
 def connect_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous: Rendezvous, stop: StopFlag) -> DataPlane:
@@ -103,9 +150,14 @@ def connect_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvou
     Raises:
         DeadlineExceeded: they do not listen within ``limits.start_s``.
     """
+    from hpcrl.dataplane.connect import QueueAddress, connect, crosses
+
+    across = frozenset(spec.across)
+    if crosses(recipe.groups[spec.identity.group].role, across):
+        # Takes as long as the start of the storage units, which is meanwhile.
+        import hpcrl.dataplane.transferqueue.mover  # noqa: F401
     names = [f"{QUEUE_GROUP}.{rank}" for rank in range(spec.processes[QUEUE_GROUP])]
     desk, *storage = rendezvous.gather(names, seconds=recipe.limits.start_s)
-    across = frozenset(spec.across)
     if across:
         log.info("columns that travel between nodes, by storage unit %d: %s", spec.unit, sorted(across))
     return connect(

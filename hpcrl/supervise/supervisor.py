@@ -183,7 +183,7 @@ class Supervisor:
             return False
         if life.lost:
             return True
-        return bool(self._layout.joined) and keeps_job(self._job.look(), self._facts.signal_s, time.time())
+        return (verdict.stays or bool(self._layout.joined)) and keeps_job(self._job.look(), self._facts.signal_s, time.time())
 
     def _dismiss(self) -> None:
         try:

@@ -6,16 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcrl.run.records import DoneRecord
+from hpcrl.run.records import DoneRecord, first_failure
 from hpcrl.supervise.drain import Drain
 from hpcrl.supervise.job import JobState
 
 # Attempts in a row that may move the committed step by nothing.
 IDLE_ATTEMPTS = 3
 NO_PROGRESS = 75
-# A failure shortly before the request to end is taken for its effect: Slurm's signal reaches all processes at once, and
-# those that die of it take others with them before the first ignitor can speak.
-CAUSED_S = 2.0
 # Left of KillWait for the done-records, and before a time limit for services to end and for the requeue.
 KILL_MARGIN_S = 1.5
 REQUEUE_MARGIN_S = 5.0
@@ -30,11 +27,13 @@ class Verdict:
     Attributes:
         what: the work is done; it failed for good; or it is to go on in another attempt.
         code: exit code of the job, if it is not to go on.
+        stays: the job has lost nothing, so the next attempt may begin in it.
     """
 
     what: What
     code: int
     reason: str
+    stays: bool = False
 
 
 def judge_attempt(records: Collection[DoneRecord], workers: Collection[str] | None, drain: Drain | None) -> Verdict:
@@ -50,7 +49,9 @@ def judge_attempt(records: Collection[DoneRecord], workers: Collection[str] | No
         return Verdict("done", 0, "the work is done")
     if drain is not None:
         return Verdict("again", 0, drain.reason)
-    first = min((record for record in records if record.status == "failed"), key=lambda record: record.t, default=None)
+    first = first_failure(records)
+    if first is not None and first.killed_by:
+        return Verdict("again", 0, f"{first.process} on {first.host} was killed by {first.killed_by}", stays=True)
     if first is not None:
         return Verdict("failed", first.code or 1, f"{first.process} on {first.host} failed: {first.error}")
     stopped = [record for record in records if record.status == "stopped"]

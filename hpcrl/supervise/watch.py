@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from hpcrl.run.directory import Attempt
 from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import StopFlag, back_off
-from hpcrl.supervise.children import Child, tail, wait_until_ended
+from hpcrl.supervise.children import Child, wait_until_ended
+from hpcrl.supervise.deaths import Deaths
 from hpcrl.supervise.drain import DrainTimer
-from hpcrl.supervise.signals import STOP
+from hpcrl.supervise.linux import sleep_until_an_end
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def watch(
     stop: StopFlag,
     drain_s: float,
     roles: frozenset[str] = frozenset(),
+    who: str = "ignitor.0",
 ) -> DoneRecord | None:
     """Watch until the run has ended everywhere and nothing of this slot is left.
 
@@ -43,21 +45,25 @@ def watch(
         drain_s: from the request, or from a failure, until what has not ended is killed [s]; the attempt's own request may
             leave less.
         roles: every process of the run, on any slot, that needs the queue. Services that are none of them end last.
+        who: this ignitor; names its journal.
 
     Returns:
         The first failure of the run, or None.
     """
     records = DoneRecords(attempt)
+    deaths = Deaths(children, records, attempt, who)
     timer = DrainTimer(attempt)
     asked_at: float | None = None
     pauses = back_off(0.02, 0.5)
     try:
         while True:
-            _record_deaths(children, records, attempt, asked=asked_at is not None)
-            failure = records.first_failure()
-            stopped = [name for name, record in records.read().items() if name in workers and record.status == "stopped"]
             # Asked each time: an ignitor that was signalled then tells the others so, whatever else has happened.
             asked = stop.is_set()
+            # The end of a failed or stopped run is near even where this ignitor has not yet heard of it.
+            ending = asked or asked_at is not None or records.first_failure() is not None
+            deaths.look(mend=not ending, asked=asked_at is not None)
+            failure = records.first_failure()
+            stopped = [name for name, record in records.read().items() if name in workers and record.status == "stopped"]
             if asked_at is None and (failure is not None or stopped or asked):
                 asked_at = time.monotonic()
                 why = f"{failure.process} failed" if failure else f"{stopped[0]} was stopped" if stopped else "asked to stop"
@@ -72,28 +78,28 @@ def watch(
                 for child in children:
                     if not child.service:
                         child.kill()
-                _record_deaths(children, records, attempt)
+                deaths.look()
                 break
-            # An end of a child is an event; another slot's end is only seen in the records.
-            time.sleep(next(pauses))
-        return _end_services(children, roles, records, attempt)
+            # Another slot's end is only seen in the records.
+            sleep_until_an_end([child.popen.pid for child in children if child.ended() is None], next(pauses))
+        return _end_services(children, roles, records, attempt, deaths)
     finally:
         for child in children:
             child.kill()
 
 
 def _end_services(
-    children: Sequence[Child], roles: frozenset[str], records: DoneRecords, attempt: Attempt
+    children: Sequence[Child], roles: frozenset[str], records: DoneRecords, attempt: Attempt, deaths: Deaths
 ) -> DoneRecord | None:
     deadline, pauses = time.monotonic() + SERVICE_GRACE_S, back_off(0.02, 0.2)
     _end([child for child in children if child.service and child.name in roles], SERVICE_GRACE_S, records, attempt)
-    _record_deaths(children, records, attempt)
+    deaths.look()
     while not roles <= records.read().keys() and time.monotonic() < deadline:
         time.sleep(next(pauses))
     _end([child for child in children if child.service and child.name not in roles], QUEUE_GRACE_S, records, attempt)
     for child in children:
         child.kill()
-    _record_deaths(children, records, attempt)
+    deaths.look()
     return records.first_failure()
 
 
@@ -107,21 +113,3 @@ def _end(services: Sequence[Child], seconds: float, records: DoneRecords, attemp
         if child.name not in records.read():
             write_done(attempt, DoneRecord(process=child.name, status="stopped", error=error))
         child.kill()
-
-
-def _record_deaths(children: Sequence[Child], records: DoneRecords, attempt: Attempt, *, asked: bool = False) -> None:
-    """A process that ended without a record (killed, out of memory) gets one here.
-
-    Args:
-        asked: the request to stop was sent, so dying of it is no failure.
-    """
-    for child in children:
-        code = child.ended()
-        if code is None or child.name in records.read():
-            continue
-        if asked and code == 128 + STOP:
-            write_done(attempt, DoneRecord(process=child.name, status="stopped", error="died of the request to stop"))
-            continue
-        how = f"was killed by signal {code - 128}" if code > 128 else f"ended with code {code} and left no record"
-        error = f"{child.name} {how}; read {child.log}; its last lines:\n{tail(child.log)}"
-        write_done(attempt, DoneRecord(process=child.name, status="failed", code=code or 1, error=error))

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcrl.dataplane.connect import QueueAddress
+from hpcrl.dataplane.desk.process import DESK, Durability
 from hpcrl.dataplane.room import SHARED_MEMORY
-from hpcrl.dataplane.shm.folders import attempt_folder, remove_attempt
+from hpcrl.dataplane.shm.folders import Claim, attempt_folder, remove_attempt
 from hpcrl.plan.edges import Edge, claims
 from hpcrl.recipe import Reads, Recipe, Role, Writes
 from hpcrl.run.stop import StopFlag
@@ -62,21 +63,27 @@ class QueueProcesses:
         history: where the desk writes the run's history.
         key: the run's secret.
         root: for the folder.
+        durability: of the desk; see :func:`hpcrl.dataplane.desk.process.serve_desk`.
     """
 
-    def __init__(self, history: Path, *, key: str, root: Path = SHARED_MEMORY) -> None:
-        self.history, self.key = history, key
+    def __init__(self, history: Path, *, key: str, root: Path = SHARED_MEMORY, durability: Durability | None = None) -> None:
+        self.history, self.key, self.durability = history, key, durability
         self.folder = attempt_folder(f"test-{secrets.token_hex(6)}", 1, root)
         self.processes: dict[str, BaseProcess] = {}
         self.endpoints: dict[str, Any] = {}
         self._ports: dict[str, int] = {}
         self._lives: dict[str, int] = {}
+        self._claim: Claim | None = None
 
     def __enter__(self) -> QueueProcesses:
+        # As a node's ignitor does: while all of them are dead, another run's sweep must leave the folder alone.
+        self._claim = Claim(self.folder)
         return self
 
     def __exit__(self, *_: object) -> None:
         codes = self.stop()
+        if self._claim is not None:
+            self._claim.release()
         gone = remove_attempt(self.folder)
         if bad := {name: code for name, code in codes.items() if code not in (0, -signal.SIGKILL)}:
             raise RuntimeError(f"processes of the queue failed: {bad}; their errors are above")
@@ -87,7 +94,7 @@ class QueueProcesses:
         """Start it, or start it again where it was; returns once it listens."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hpcrl.dataplane.desk.process"])
-        self._start("queue.0", context, _be_desk, (recipe, dict(processes)))
+        self._start("queue.0", context, _be_desk, (recipe, dict(processes), self.durability))
 
     def start_units(self, count: int = 2) -> None:
         """Start the storage units ``queue.1`` and on, together."""
@@ -103,9 +110,7 @@ class QueueProcesses:
     def address(self, *, across: frozenset[Edge] = frozenset(), unit: int = 0, **options: Any) -> QueueAddress:
         """For a process of this node."""
         desk, storage = self.endpoints["queue.0"], self.storage
-        return QueueAddress(
-            desk=desk, storage=storage, folder=self.folder, node=NODE, across=across, unit=unit, **options
-        )
+        return QueueAddress(desk=desk, storage=storage, folder=self.folder, node=NODE, across=across, unit=unit, **options)
 
     @property
     def storage(self) -> list[Any]:
@@ -119,13 +124,16 @@ class QueueProcesses:
 
     def stop(self) -> dict[str, int | None]:
         """End all of them; their exit codes."""
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            process.join(_END_S)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+        desk = [process for name, process in self.processes.items() if name == DESK]
+        # A desk's last snapshot needs what the units hold.
+        for together in (desk, [process for process in self.processes.values() if process not in desk]):
+            for process in together:
+                process.terminate()
+            for process in together:
+                process.join(_END_S)
+                if process.exitcode is None:
+                    process.kill()
+                    process.join()
         return {name: process.exitcode for name, process in self.processes.items()}
 
     def _spawn_unit(self, name: str) -> Connection:
@@ -171,7 +179,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def _be_desk(
-    recipe: Recipe, processes: dict[str, int], port: int, key: str, folder: Path, history: Path, pipe: Connection
+    recipe: Recipe,
+    processes: dict[str, int],
+    durability: Durability | None,
+    port: int,
+    key: str,
+    folder: Path,
+    history: Path,
+    pipe: Connection,
 ) -> None:
     from hpcrl.dataplane.desk.process import serve_desk
 
@@ -185,6 +200,7 @@ def _be_desk(
         history=history,
         publish=pipe.send,
         stop=_stop_on_signal(),
+        durability=durability,
     )
 
 

@@ -10,6 +10,10 @@ version n out of batch n - 1. Kinds that the framework reads back:
 ``sampled``   prompts answered, by a rollout role: prompts, samples, tokens, seconds.
 ``metrics``   any other figures against a step.
 
+Written by an ignitor:
+
+``restart``   a process that was killed was started again in place: process, signal, incarnation, pid.
+
 Written by the supervisor of a Slurm job:
 
 ``job``       a job began the attempt: job, restarts.

@@ -24,6 +24,8 @@ class ProcessState:
         phase: what it last said that it was at, and the step of that.
         age_s: seconds since the process last said something; None if it never did.
         log: the file to read; None if there is none.
+        restarts: how often it was killed and started again in place; ``killed_by`` names the last signal, at Unix time
+            ``restarted_t`` [s].
     """
 
     process: str
@@ -35,6 +37,9 @@ class ProcessState:
     code: int | None = None
     error: str | None = None
     log: str | None = None
+    restarts: int = 0
+    killed_by: str | None = None
+    restarted_t: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class Watcher:
         self._figures = Figures()
         self._reader = RunJournalReader(attempt.run)
         self._records = DoneRecords(attempt)
+        self._restarts: dict[str, Mapping[str, Any]] = {}
         self._recipe = json.loads((attempt.run.path / "recipe.json").read_text())
         self._name = json.loads((attempt.run.path / "run.json").read_text())["name"]
 
@@ -91,6 +97,8 @@ class Watcher:
         for attempt, writer, record in self._reader.read():
             if attempt <= self._attempt.number:
                 self._figures.add(attempt, writer, record)
+            if attempt == self._attempt.number and record["kind"] == "restart":
+                self._restarts[record["process"]] = record
         records = self._records.read()
         names = processes(self._attempt)
         total = planned_steps(self._recipe)
@@ -119,6 +127,7 @@ class Watcher:
 
     def _state(self, name: str, records: Mapping[str, DoneRecord], now: float) -> ProcessState:
         record = records.get(name)
+        restart = self._restarts.get(name)
         phase: Phase | None = self._figures.phases.get(name)
         if phase is not None and phase.attempt != self._attempt.number:
             phase = None
@@ -134,6 +143,9 @@ class Watcher:
             code=None if record is None else record.code,
             error=(record.error or None) if record is not None else None,
             log=None if log is None else str(log),
+            restarts=0 if restart is None else restart["incarnation"],
+            killed_by=None if restart is None else restart["signal"],
+            restarted_t=None if restart is None else restart["t"],
         )
 
 

@@ -16,6 +16,7 @@ import pytest
 from hpcrl.dataplane.connect import QueueAddress, connect
 from hpcrl.dataplane.interface import DataPlane
 from hpcrl.dataplane.memory import MemoryHub
+from hpcrl.dataplane.shm.folders import usage
 from hpcrl.recipe import Column, FeedbackStream, Limits, Reads, Recipe, RoleGroup, Schedule, Stream, Writes
 from hpcrl.testing.queue_processes import Contract, QueueProcesses, every_edge
 
@@ -121,10 +122,19 @@ class Bench:
     def stream(self, **fields: Any) -> None:
         self.recipe = dataclasses.replace(self.recipe, streams=(dataclasses.replace(self.recipe.streams[0], **fields),))
 
+    def bytes_left(self) -> int:
+        """After the planes are closed and what they owe each other is done: bytes of rows that lie anywhere."""
+        for plane in self.planes:
+            # Whoever makes a change hears of its segments.
+            if plane._member.group in ("make", "score"):
+                plane.close_stream(self.name)
+            plane.close()
+        if self.processes_of_queue is None:
+            return sum(data.nbytes for data in self.hub._bytes.values())
+        return sum(size for who, size in usage(self.processes_of_queue.folder).by_writer.items() if not who.endswith(".wal"))
 
-@pytest.fixture(
-    params=["memory", pytest.param("node", marks=pytest.mark.slow), pytest.param("across", marks=pytest.mark.slow)]
-)
+
+@pytest.fixture(params=["memory", pytest.param("node", marks=pytest.mark.slow), pytest.param("across", marks=pytest.mark.slow)])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """A fresh recipe on a queue of each kind."""
     kind = request.param
@@ -139,6 +149,15 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def make_bench() -> Callable[..., Bench]:
-    """The recipe for a queue of the test's own."""
-    return Bench
+def make_bench(queue: QueueProcesses) -> Iterator[Callable[..., Bench]]:
+    """The recipe for a queue of the test's own; planes are closed before the queue ends."""
+    made: list[Bench] = []
+
+    def make(*arguments: Any) -> Bench:
+        made.append(Bench(*arguments))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        for plane in bench.planes:
+            plane.close()

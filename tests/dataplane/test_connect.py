@@ -3,8 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hpcrl.dataplane.connect import connect
-from hpcrl.dataplane.memory import MemoryHub, MemoryPlane
+from hpcrl.dataplane.memory import MemoryPlane
 
 
 def test_a_hub_gives_a_memory_plane(make_bench):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.records import DoneRecords
 from hpcrl.run.stop import wait_for
+from hpcrl.tracking.journal import JournalReader
 
 RECIPE = Path(__file__).with_name("toy_recipe.py")
 
@@ -80,12 +82,62 @@ def test_a_role_that_fails_ends_the_run_with_its_code_and_words(tmp_path: Path, 
         nothing_is_left(run)
 
 
-def test_a_role_that_is_killed_ends_the_run(tmp_path: Path):
+def test_a_role_that_is_killed_each_time_it_is_started_ends_the_run(tmp_path: Path):
     run = tmp_path / "run"
-    code, output = finish(start(run, "--set", "fail_at=20", "--set", "how=kill"))
+    code, output = finish(start(run, "--set", "fail_at=20", "--set", "how=kill", "--set", "limits.restarts=1"))
     assert code == 137, output
-    assert "was killed by signal 9" in output
+    assert output.count("was killed by SIGKILL; the run goes on from step 0 in attempt") == 2
+    assert "3 attempts in a row saved nothing beyond step 0" in output
+    assert "started again 1 times in this attempt" in output
+    assert len(RunDirectory.open(run).attempts()) == 3
     nothing_is_left(run)
+
+
+def process_of(run: Path, name: str) -> psutil.Process | None:
+    """The living process of that name of the run."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if "hpcrl.supervise.process" in command and process.status() != psutil.STATUS_ZOMBIE:
+            spec = json.loads(command[-1])
+            if spec["run_directory"] == str(run) and f"{spec['identity']['group']}.{spec['identity']['rank']}" == name:
+                return process
+    return None
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_processes_that_are_killed_are_started_again_and_every_number_arrives_once(tmp_path: Path):
+    run, count = tmp_path / "run", 6000
+    process = start(run, "--set", f"count={count}")
+    victims = ["queue.0", "doubler.0", "source.0", "queue.0", "idler.0", "source.1", "sink.0", "queue.0", "doubler.0"]
+    back: dict[str, list[float]] = {}
+    for number, name in enumerate(victims):
+        # Spread over the run, and never before the one killed last has been missed.
+        at = (number + 1) * count // (len(victims) + 2)
+        wait_for(f"{at} numbers to be added up", lambda at=at: True if lines(run / "seen") >= at else None, seconds=100)
+        victim = wait_for(f"{name} to be there", lambda name=name: process_of(run, name), seconds=30)
+        # More than the rows that were on their way already.
+        killed, more = time.monotonic(), lines(run / "seen") + 80
+        victim.kill()
+        wait_for("numbers to arrive again", lambda more=more: True if lines(run / "seen") >= more else None, seconds=60)
+        back.setdefault(name, []).append(time.monotonic() - killed)
+    print("back in service [s]:", back)
+    code, output = finish(process)
+    assert code == 0, output
+    assert sorted(map(int, (run / "seen").read_text().split())) == list(range(count))
+    records = [r for _, r in JournalReader(run / "attempt_1" / "journal").read() if r["kind"] == "restart"]
+    assert [record["process"] for record in records] == victims
+    assert [record["incarnation"] for record in records if record["process"] == "queue.0"] == [1, 2, 3]
+    assert max(back["queue.0"]) < 15, back
+    for command, told in (("verify", "no row is leased to two"), ("status", "restarted 3x after SIGKILL")):
+        asked = subprocess.run([sys.executable, "-m", "hpcrl.cli.main", command, str(run)], capture_output=True, text=True)
+        assert asked.returncode == 0, asked.stdout
+        assert told in asked.stdout
+    nothing_is_left(run)
+    run_id = RunDirectory.open(run).run_id
+    assert not [name for name in os.listdir("/dev/shm") if run_id in name]
 
 
 @pytest.mark.parametrize("mode", ["processes", "in_process"])

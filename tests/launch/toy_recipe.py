@@ -27,12 +27,15 @@ class Source(Role):
         return (Writes(stream="numbers", columns=("n",), creates=True),)
 
     def run(self, context: RoleContext) -> None:
+        # In this order: a number that is added up meanwhile is then in both.
+        done = context.queue.held("numbers") | set(added_up(context))
         number = context.identity.rank
         while number < self.count or self.forever:
             if context.stop.is_set() and not self.deaf:
                 raise Stopped("enough")
-            context.queue.put("numbers", {"n": np.array([number], np.int64)})
-            context.phase("put", step=number)
+            if number not in done:
+                context.queue.put("numbers", {"n": np.array([number], np.int64)})
+                context.phase("put", step=number)
             number += context.identity.world_size
         context.queue.close_stream("numbers")
 
@@ -75,17 +78,27 @@ class Sink(Role):
     def run(self, context: RoleContext) -> None:
         from hpcrl.dataplane.interface import EndOfStream
 
-        seen: list[int] = []
+        known = set(added_up(context))
         try:
             while True:
                 batch = context.read("numbers", ["n", "twice"], max_rows=8)
                 assert [2 * n for n in batch.columns["n"]] == list(batch.columns["twice"])
-                seen += [int(n) for n in batch.columns["n"]]
+                with open(context.attempt.run.path / "seen", "a") as file:
+                    file.writelines(f"{n}\n" for n in batch.columns["n"] if n not in known)
+                # Had again only by a sink that was killed between these two.
                 context.queue.acknowledge(batch)
         except EndOfStream:
             pass
         finally:
-            write_json(context.attempt.run.path / "seen.json", sorted(seen))
+            write_json(context.attempt.run.path / "seen.json", sorted(added_up(context)))
+
+
+def added_up(context: RoleContext) -> list[int]:
+    """Numbers that a sink, of whatever life, has seen."""
+    try:
+        return [int(line) for line in (context.attempt.run.path / "seen").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +136,7 @@ def recipe(
                 columns=(Column(name="n", dtype="int64"), Column(name="twice", dtype="int64")),
                 block_rows=1,
                 capacity_rows=64,
+                prompt="n",
             ),
         ),
         feedback=(FeedbackStream(name="unused"),),

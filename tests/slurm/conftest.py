@@ -147,6 +147,10 @@ class JobRun:
             if str(self.path) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()
         ]
 
+    def shared_memory(self) -> list[Path]:
+        """Its files in the shared memory of this machine."""
+        return [path for path in Path("/dev/shm").glob(f"*{self.run.run_id}*/**/*") if path.is_file()]
+
     def trained_exactly(self, steps: int, prompts_per_step: int = 4, *, undone: bool = False) -> None:
         """Every step was made once, in order, as one version, and every prompt was trained once.
 
@@ -167,8 +171,9 @@ class JobRun:
         assert logged == steps
 
     def nothing_is_left(self) -> None:
-        """No process of the run lives and none of its ports is taken."""
+        """No process of the run lives, none of its ports is taken, none of its shared memory is there."""
         self.wait_for("its processes to end", lambda: not self.processes(), seconds=20)
+        self.wait_for("its shared memory to go", lambda: not self.shared_memory(), seconds=20)
         for plan in self.path.glob("attempt_*/plan.json"):
             first, end = json.loads(plan.read_text())["ports"]
             taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}

@@ -27,7 +27,9 @@ print("stopped" if stop.sleep(1.0) else "goes on", flush=True)
 def start(folder: Path, what: str) -> Child:
     (folder / "listener.py").write_text(LISTENER)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])])
-    return Child.start("a.0", "listener", what, env={**os.environ, "PYTHONPATH": path}, log=folder / "log", service=False)
+    return Child.start(
+        "a.0", "listener", lambda _: what, env={**os.environ, "PYTHONPATH": path}, log=folder / "log", service=False
+    )
 
 
 def said(folder: Path) -> list[str]:

@@ -27,6 +27,17 @@ def test_a_role_that_fails_by_itself_ends_the_run_with_its_code():
     assert "a.0 on n1 failed: why" in verdict.reason
 
 
+def test_a_process_that_was_killed_leads_to_another_attempt_in_the_same_job():
+    killed = DoneRecord(process="a.0", status="failed", code=137, error="why", killed_by="SIGKILL", host="n1", t=100.0)
+    verdict = judge_attempt([killed, record("b.0", "stopped")], WORKERS, None)
+    assert (verdict.what, verdict.stays, verdict.reason) == ("again", True, "a.0 on n1 was killed by SIGKILL")
+    # Its peers see that their connection is gone before the ignitor sees its end.
+    assert judge_attempt([killed, record("b.0", "failed", 99.5, 1)], WORKERS, None).what == "again"
+    # Who failed long before was not its victim.
+    assert judge_attempt([killed, record("b.0", "failed", 90.0, 1)], WORKERS, None).what == "failed"
+    assert not judge_attempt([killed], WORKERS, DRAIN).stays, "the drain says where to go on"
+
+
 @pytest.mark.parametrize("t", [DRAIN.t - 300, DRAIN.t + 300])
 def test_a_failure_around_the_signal_is_taken_for_its_effect_whatever_its_clock_says(t: float):
     verdict = judge_attempt([record("a.0", "failed", t, 1), record("b.0", "stopped")], WORKERS, DRAIN)

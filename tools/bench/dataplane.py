@@ -1,195 +1,286 @@
-"""Rows per second through TransferQueue, packed in blocks against one put per sample, in the same run.
+"""The data plane against TransferQueue as it comes, plain pyzmq and a copy through shared memory: same run, same bytes.
 
-    python tools/bench/dataplane.py [--rows 2048]
+    python tools/bench/dataplane.py [--repeats 15] [--only NAME]
 
-Starts a controller and two storage units on loopback, encrypted as in a run. Samples are like those of GRPO: two ragged
-int32 columns of about 64 tokens, one ragged float32 column, a float32 scalar, a short string. A cycle puts all the rows,
-reads them up to 256 at a time, and clears them. Every figure is the best of three cycles.
+All on this machine; the queue's processes are those of a run. Each figure is a median, one line each with its ratio to
+TransferQueue, and the targets at the end. A cycle is put, read and acknowledge of one batch, one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import functools
 import multiprocessing
-import queue
-import signal
-import socket
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+from plain_queues import PlainTransferQueue, PlainZmq, SharedCopy, median_s
 
-from hpcrl.dataplane.connect import connect
+from hpcrl.dataplane.connect import QueueAddress, connect
 from hpcrl.dataplane.interface import DataPlane
-from hpcrl.recipe import Column, Reads, Recipe, Role, RoleGroup, Schedule, Stream, Writes
-from hpcrl.run.stop import StopFlag
+from hpcrl.dataplane.packing import prepare
+from hpcrl.recipe import Column, Reads, Recipe, RoleGroup, Schedule, Stream, Writes
+from hpcrl.testing.queue_processes import Contract, QueueProcesses, every_edge
 
 KEY = "bench" * 8
+SHAPES = {"6 KiB x 256": (6 << 10, 256), "256 KiB x 64": (256 << 10, 64), "16 MiB x 4": (16 << 20, 4)}
 COLUMNS = (
     Column(name="prompt", dtype="int32", ragged=True),
     Column(name="tokens", dtype="int32", ragged=True),
     Column(name="logprobs", dtype="float32", ragged=True),
-    Column(name="reward", dtype="float32"),
+    Column(name="score", dtype="float32"),
     Column(name="task", dtype="str"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-READ_ROWS = 256
+LATE = Column(name="late", dtype="float32")
+STAMP = Column(name="stamp", dtype="int64")
+PROCESSES = {"make": 1, "judge": 1, "train": 5}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Both(Role):
-    """Writes and reads the stream."""
+def recipe() -> Recipe:
+    streams = {"rows": COLUMNS, "stamps": (STAMP, LATE)}
+    created = {name: tuple(column.name for column in columns if column != LATE) for name, columns in streams.items()}
 
-    def reads(self) -> tuple[Reads, ...]:
-        return (Reads(stream="samples", columns=NAMES, final=True),)
+    def of(columns: dict[str, tuple[str, ...]], claim: Callable[..., Any], **more: bool) -> tuple[Any, ...]:
+        return tuple(claim(stream=name, columns=names, **more) for name, names in columns.items())
 
-    def writes(self) -> tuple[Writes, ...]:
-        return (Writes(stream="samples", columns=NAMES, creates=True),)
-
-
-def serve(kind: str, ports: list[int], answers: Any) -> None:
-    from hpcrl.dataplane.transferqueue import server
-
-    stop = StopFlag()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-
-    def publish(endpoint: dict[str, Any]) -> None:
-        answers.put((kind, endpoint))
-
-    common: dict[str, Any] = {"address": "127.0.0.1", "ports": ports, "key": KEY, "publish": publish, "stop": stop}
-    if kind == "controller":
-        server.serve_controller(**common)
-    else:
-        server.serve_storage(capacity_blocks=1 << 20, **common)
+    everything = {name: tuple(column.name for column in columns) for name, columns in streams.items()}
+    return Recipe(
+        name="bench",
+        groups={
+            "make": RoleGroup(role=Contract(write=of(created, Writes, creates=True))),
+            "judge": RoleGroup(role=Contract(write=(Writes(stream="stamps", columns=("late",)),))),
+            "train": RoleGroup(role=Contract(read=of(everything, Reads, final=True))),
+        },
+        streams=tuple(Stream(name=name, columns=columns, capacity_rows=1 << 20) for name, columns in streams.items()),
+        schedule=Schedule(steps=1, prompts_per_step=1, samples_per_prompt=1),
+    )
 
 
-@contextlib.contextmanager
-def servers() -> Iterator[dict[str, Any]]:
-    """A controller and two storage units; yields where they listen."""
-    spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Queue()
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in sockets]
-    plan = [("controller", ports[:2]), ("storage", ports[2:3]), ("storage", ports[3:])]
-    processes = [spawn.Process(target=serve, args=(kind, some, answers)) for kind, some in plan]
-    for process in processes:
-        process.start()
-    try:
-        try:
-            found = [answers.get(timeout=120) for _ in processes]
-        except queue.Empty:
-            raise SystemExit("a server of the queue did not start within 120 s; see its error above") from None
-        yield {
-            "controller": next(endpoint for kind, endpoint in found if kind == "controller"),
-            "storage": [endpoint for kind, endpoint in found if kind == "storage"],
-        }
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
-
-
-def make(rows: int) -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    lengths = random.integers(32, 97, (3, rows))
+def make(row_bytes: int, rows: int) -> dict[str, Any]:
+    """Rows of about so many bytes, of lengths that differ."""
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(row_bytes // 8 * 9 // 10, row_bytes // 8 * 11 // 10, rows) - 16
     return {
-        "prompt": [random.integers(0, 50_000, n, np.int32) for n in lengths[0]],
-        "tokens": [random.integers(0, 50_000, n, np.int32) for n in lengths[1]],
-        "logprobs": [random.random(n, np.float32) for n in lengths[1]],
-        "reward": random.random(rows, np.float32),
-        "task": [f"chain_sum {k}" for k in range(rows)],
+        "prompt": [np.arange(16, dtype=np.int32) for _ in lengths],
+        "tokens": [np.arange(n, dtype=np.int32) for n in lengths],
+        "logprobs": [np.ones(n, np.float32) for n in lengths],
+        "score": draw.random(rows, np.float32),
+        "task": [f"chain_sum {n}" for n in range(rows)],
     }
 
 
-def plane_cycle(plane: DataPlane, data: dict[str, Any], block: int) -> None:
-    """Put, read and clear through hpcrl's plane."""
-    rows = len(data["reward"])
-    for start in range(0, rows, block):
-        plane.put("samples", {name: column[start : start + block] for name, column in data.items()})
-    done = 0
-    while done < rows:
-        batch = plane.read("samples", NAMES, max_rows=READ_ROWS, wait_s=10)
-        if batch is None:
-            raise SystemExit(f"only {done} of {rows} rows came back")
-        plane.clear(batch)
-        done += len(batch)
+def packed(data: dict[str, Any]) -> list[np.ndarray]:
+    ids = np.arange(len(data["score"]), dtype=np.int64)
+    return [prepare("rows", column, ids, data[column.name]).packed() for column in COLUMNS]
 
 
-def plain_cycle(client: Any, loop: asyncio.AbstractEventLoop, data: dict[str, Any]) -> None:
-    """Put, read and clear with TransferQueue's own calls: one sample a put, one field a column."""
-    import torch
-    from tensordict import NonTensorData, NonTensorStack, TensorDict
+class Keyless(QueueProcesses):
+    """The same without CURVE, to see what it costs."""
 
-    rows = len(data["reward"])
-
-    async def cycle() -> None:
-        metas = []
-        for k in range(rows):
-            fields: dict[str, Any] = {
-                name: torch.nested.as_nested_tensor([torch.from_numpy(data[name][k])], layout=torch.jagged)
-                for name in ("prompt", "tokens", "logprobs")
-            }
-            fields["reward"] = torch.from_numpy(data["reward"][k : k + 1])[:, None]
-            fields["task"] = NonTensorStack(NonTensorData(data["task"][k]))
-            metas.append(await client.async_put(TensorDict(fields, batch_size=[1]), partition_id="plain"))
-        for start in range(0, rows, READ_ROWS):
-            meta = type(metas[0]).concat(metas[start : start + READ_ROWS])
-            await client.async_get_data(meta)
-            await client.async_clear_samples(meta)
-
-    loop.run_until_complete(cycle())
+    def _spawn(self, name: str, context: Any, target: Any, arguments: tuple[Any, ...]) -> Connection:
+        return super()._spawn(name, context, without_keys, (target, *arguments))
 
 
-def rate(cycle: Callable[[], None], data: dict[str, Any]) -> float:
-    """Rows per second, best of three."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        cycle()
-        times.append(time.perf_counter() - start)
-    return len(data["reward"]) / min(times)
+def without_keys(target: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it in a process whose sockets are open."""
+    from hpcrl.dataplane.desk import client, server
+    from hpcrl.dataplane.transferqueue import compat
+
+    for module in (client, server, compat):
+        for name in ("guard_server", "guard_client"):
+            if hasattr(module, name):
+                setattr(module, name, lambda *_: None)
+    return target(*arguments)
+
+
+def plane(address: QueueAddress, group: str, rank: int = 0, incarnation: int = 0) -> DataPlane:
+    return connect(address, recipe(), group=group, rank=rank, processes=PROCESSES, key=KEY, incarnation=incarnation)
+
+
+def cycle(maker: DataPlane, reader: DataPlane, data: dict[str, Any]) -> None:
+    maker.put("rows", data)
+    batch = reader.read("rows", NAMES, max_rows=256, wait_s=30)
+    assert batch is not None
+    assert len(batch) == len(data["score"])
+    reader.acknowledge(batch)
+
+
+def cycles(address: QueueAddress, repeats: int, incarnation: int, shapes: list[str]) -> dict[str, float]:
+    """Median of a cycle of each shape [s]."""
+    maker, reader = plane(address, "make", incarnation=incarnation), plane(address, "train", incarnation=incarnation)
+    found = {name: median_s(functools.partial(cycle, maker, reader, make(*SHAPES[name])), repeats) for name in shapes}
+    maker.close()
+    reader.close()
+    return found
+
+
+def plain_figures(repeats: int) -> dict[str, dict[str, float]]:
+    """Of each baseline, cycle times by shape; ``poll``: of an empty poll by live rows; all [s]."""
+    queue, zmq, found = PlainTransferQueue(), PlainZmq(), {"TransferQueue": {}, "pyzmq": {}, "shared copy": {}, "poll": {}}
+    for name, shape in SHAPES.items():
+        data, rows = make(*shape), shape[1]
+
+        def whole(data: dict[str, Any] = data, rows: int = rows) -> None:
+            queue.put(data, "rows")
+            queue.read_and_clear(NAMES, rows, "rows")
+
+        parts = packed(data)
+        shared = SharedCopy(sum(map(len, parts)))
+        found["TransferQueue"][name] = median_s(whole, repeats)
+        found["pyzmq"][name] = median_s(functools.partial(zmq.cycle, parts), repeats)
+        found["shared copy"][name] = median_s(functools.partial(shared.cycle, parts), repeats)
+    live = 0
+    for target in (1_000, 100_000):
+        while live < target:
+            count = min(10_000, target - live)
+            queue.put({"stamp": np.zeros((count, 1), np.int64)}, "polls")
+            live += count
+        found["poll"][str(target)] = median_s(lambda: queue.ready(["stamp", "late"], 1, "polls"), repeats)
+    zmq.close()
+    queue.close()
+    return found
+
+
+def put_stamps(address: QueueAddress, count: int, pause_s: float) -> None:
+    maker = plane(address, "make", incarnation=10)
+    for _ in range(count):
+        time.sleep(pause_s)
+        maker.put("stamps", {"stamp": np.array([time.perf_counter_ns()])})
+    maker.close()
+
+
+def latencies(address: QueueAddress, count: int) -> np.ndarray:
+    """From the put of a row to its read by another process that waits for it [s]."""
+    reader, found = plane(address, "train", incarnation=10), []
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        job = pool.submit(put_stamps, address, count, 0.02)
+        while len(found) < count:
+            batch = reader.read("stamps", ("stamp",), max_rows=256, wait_s=60)
+            assert batch is not None
+            found += [(time.perf_counter_ns() - stamp) / 1e9 for stamp in batch.columns["stamp"].tolist()]
+            reader.acknowledge(batch)
+        job.result()
+    reader.close()
+    return np.array(found[5:])
+
+
+def polls(address: QueueAddress, repeats: int) -> dict[str, float]:
+    """Of an empty poll, by live rows, and of a put at 10k live rows [s]."""
+    maker, reader, found, live = plane(address, "make", incarnation=20), plane(address, "train", 4), {}, 0
+    row = {"stamp": np.zeros(10, np.int64)}
+    for target in (1_000, 10_000, 100_000):
+        while live < target:
+            maker.put("stamps", row)
+            live += 10
+        if target == 10_000:
+            found["put alone"] = median_s(lambda: maker.put("stamps", row), 10 * repeats)
+            with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+                idle = [pool.submit(wait_in_vain, address, rank) for rank in range(4)]
+                while reader.figures("stamps")["stamps"]["closed"] == [] and not all(one.running() for one in idle):
+                    time.sleep(0.1)
+                time.sleep(3)
+                found["put, 4 idle"] = median_s(lambda: maker.put("stamps", row), 10 * repeats)
+                for one in idle:
+                    one.result()
+        else:
+            read = functools.partial(reader.read, "stamps", ("stamp", "late"), max_rows=256, wait_s=0)
+            found[str(target)] = median_s(read, 10 * repeats)
+    maker.close()
+    reader.close()
+    return found
+
+
+def wait_in_vain(address: QueueAddress, rank: int) -> None:
+    reader = plane(address, "train", rank, incarnation=30)
+    until = time.monotonic() + 12
+    while time.monotonic() < until:
+        assert reader.read("stamps", ("stamp", "late"), max_rows=256, wait_s=2) is None
+    reader.close()
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Its result, in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def socket_cycles(kind: type[QueueProcesses], repeats: int) -> dict[str, float]:
+    """Across: every byte through storage units; desk: a question [s]."""
+    with tempfile.TemporaryDirectory() as history, kind(Path(history), key=KEY) as queue:
+        queue.start_units(2)
+        queue.start_desk(recipe(), PROCESSES)
+        call = (lambda *a: apart(without_keys, *a)) if kind is Keyless else apart
+        across = queue.address(across=every_edge(recipe()), inline_bytes=0)
+        found: dict[str, float] = call(cycles, across, repeats, 0, list(SHAPES))
+        return {**found, "desk": call(questions, queue.address(), 20 * repeats)}
+
+
+def questions(address: QueueAddress, repeats: int) -> float:
+    one = plane(address, "judge")
+    found = median_s(lambda: one.depth("rows"), repeats)
+    one.close()
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2048, help="rows of a cycle with blocks; one put per sample does an eighth")
-    rows = parser.parse_args().rows
-    recipe = Recipe(
-        name="bench",
-        groups={"both": RoleGroup(role=Both())},
-        streams=(Stream(name="samples", columns=COLUMNS),),
-        schedule=Schedule(steps=1, prompts_per_step=1, samples_per_prompt=1),
-    )
-    with servers() as endpoints:
-        from hpcrl.dataplane.transferqueue import compat
-
-        plane = connect(endpoints, recipe, group="both", rank=0, processes={"both": 1}, key=KEY)
-        plane_cycle(plane, make(256), 8)
-        client = compat.AsyncTransferQueueClient("plain", compat.server_info(endpoints["controller"]), zmq_io_threads=1)
-        units = sorted(endpoints["storage"], key=lambda unit: str(unit["id"]))
-        client.initialize_storage_manager("SimpleStorage", {"zmq_info": {u["id"]: compat.server_info(u) for u in units}})
-        loop = asyncio.new_event_loop()
-        try:
-            few, many = make(max(1, rows // 8)), make(rows)
-            plain = rate(lambda: plain_cycle(client, loop, few), few)
-            print(f"TransferQueue's own calls, one put per sample: {plain:9.0f} rows/s  ratio 1.0")
-            for block in (1, 8, 32, 256):
-                data = few if block == 1 else many
-                speed = rate(functools.partial(plane_cycle, plane, data, block), data)
-                print(f"hpcrl, blocks of {block:3d} samples:                  {speed:9.0f} rows/s  ratio {speed / plain:.1f}")
-        finally:
-            plane.close()
-            client.close()
-            loop.close()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    targets: list[tuple[str, bool]] = []
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    plain = apart(plain_figures, repeats)
+    with tempfile.TemporaryDirectory() as history, QueueProcesses(Path(history), key=KEY) as queue:
+        queue.start_desk(recipe(), PROCESSES)
+        address = queue.address()
+        node = apart(cycles, address, repeats, 0, list(SHAPES))
+        waits = apart(latencies, address, 200)
+        polled = apart(polls, address, repeats)
+    across, keyless = socket_cycles(QueueProcesses, repeats), socket_cycles(Keyless, repeats)
+    speed = {}
+    for name, (row_bytes, rows) in SHAPES.items():
+        kinds = {
+            "TransferQueue": plain["TransferQueue"][name],
+            "hpcrl, same node": node[name],
+            "hpcrl, across sockets": across[name],
+            "hpcrl, across, no keys": keyless[name],
+            "pyzmq packed": plain["pyzmq"][name],
+            "shared copy": plain["shared copy"][name],
+        }
+        for kind, seconds in kinds.items():
+            ratio = kinds["TransferQueue"] / seconds
+            speed[kind, name] = ratio
+            mib = rows * row_bytes / 2**20 / seconds
+            print(f"{name:13} {kind:24} {rows / seconds:10.0f} rows/s {mib:8.0f} MiB/s  ratio {ratio:6.2f}")
+    per_second = 256 / node["6 KiB x 256"]
+    ratio = speed["hpcrl, same node", "6 KiB x 256"]
+    targets.append((f"6 KiB at 256: {per_second:.0f} rows/s, {ratio:.1f}x (60k or 10x)", per_second >= 60e3 or ratio >= 10))
+    for name, least in (("256 KiB x 64", 2), ("16 MiB x 4", 5)):
+        ratio = speed["hpcrl, same node", name]
+        targets.append((f"{name} same node: {ratio:.1f}x ({least}x)", ratio >= least))
+    for name in (*SHAPES, "desk"):
+        kept = keyless[name] / across[name]
+        targets.append((f"keys on, {name}: {100 * kept:.0f} % of without (80 %)", kept >= 0.8))
+    print(f"a question to the desk: {across['desk'] * 1e3:.3f} ms, {keyless['desk'] * 1e3:.3f} ms without keys")
+    p50, p99 = np.percentile(waits, [50, 99]) * 1e3
+    targets.append((f"put to read, idle: p50 {p50:.2f} ms (2), p99 {p99:.2f} ms (10)", p50 < 2 and p99 < 10))
+    few, many = polled["1000"] * 1e3, polled["100000"] * 1e3
+    targets.append((f"poll at 1k and 100k live rows: {few:.3f} and {many:.3f} ms (within 2x)", many <= 2 * few))
+    print(f"TransferQueue's poll: {plain['poll']['1000'] * 1e3:.3f} and {plain['poll']['100000'] * 1e3:.3f} ms")
+    slower = polled["put, 4 idle"] / polled["put alone"] - 1
+    said = f"put of 10 rows beside 10k, 4 idle consumers: {polled['put alone'] * 1e3:.3f} ms, {100 * slower:+.0f} % (10 %)"
+    targets.append((said, slower < 0.1))
+    for text, met in targets:
+        print(f"{'met   ' if met else 'missed'}  {text}")
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""One of the processes that ``submit.py`` starts by plain ``srun``: imports what a role's process does, says that it is ready.
+"""One of the processes that ``submit.py`` starts by plain ``srun``: imports what a run's process does, says that it is ready.
 
-usage: python tools/bench/ready_plain.py FOLDER [MODULE,…]
+usage: python tools/bench/ready_plain.py FOLDER QUEUE [MODULE,…]; of the step's tasks, the first QUEUE do as the queue's own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from pathlib import Path
 
 from ready_recipe import be_ready
 
-# What every role process has imported when it is connected to its queue.
-MODULES = ("hpcrl.supervise.process", "hpcrl.dataplane.transferqueue.client")
+# What each has imported when it listens or is connected. The rows of this run travel between nodes.
+EVERY = ("hpcrl.supervise.process",)
+DESK = ("hpcrl.dataplane.desk.process",)
+STORAGE = ("hpcrl.dataplane.transferqueue.storage",)
+ROLE = ("hpcrl.dataplane.desk.client", "hpcrl.dataplane.transferqueue.mover")
 
 if __name__ == "__main__":
     # Linux shares a processor among sessions, and a run's processes have one each.
     with contextlib.suppress(PermissionError):
         os.setsid()
-    further = tuple(filter(None, sys.argv[2].split(","))) if len(sys.argv) > 2 else ()
-    be_ready(Path(sys.argv[1]), f"plain.{os.environ.get('SLURM_PROCID', 0)}", (*MODULES, *further))
+    rank, queue = int(os.environ["SLURM_PROCID"]), int(sys.argv[2])
+    further = tuple(filter(None, sys.argv[3].split(","))) if len(sys.argv) > 3 else ()
+    own = DESK if rank == 0 else STORAGE if rank < queue else (*ROLE, *further)
+    be_ready(Path(sys.argv[1]), f"plain.{rank}", (*EVERY, *own))

@@ -31,10 +31,17 @@ STAGES = ("supervisor", "srun", "ignitors", "plan", "queue", "roles")
 
 @dataclass(frozen=True)
 class Start:
-    """One start: seconds until all were ready, how many processes there were, and of ours the seconds of each stage."""
+    """One start.
+
+    Attributes:
+        seconds: until all were ready.
+        processes, queue: how many there were, and how many of them are the queue's own.
+        stages: seconds of each, of ours.
+    """
 
     seconds: float
     processes: int
+    queue: int
     stages: Mapping[str, float]
 
 
@@ -59,19 +66,19 @@ def run_ours(cluster: Cluster, folder: Path, nodes: int, each: int, modules: str
     script = (folder / "slurm" / "batch.sh").read_text()
     started, times = run_script(cluster, folder, script, 2 * each)
     attempt = folder / "attempt_1"
-    processes = len(json.loads((attempt / "plan.json").read_text())["processes"])
-    return Start(max(times) - started, processes, stages(attempt, started, max(times)))
+    processes = [item["group"] for item in json.loads((attempt / "plan.json").read_text())["processes"]]
+    return Start(max(times) - started, len(processes), processes.count("queue"), stages(attempt, started, max(times)))
 
 
-def run_plain(cluster: Cluster, ours: Path, folder: Path, nodes: int, processes: int, modules: str) -> Start:
-    """Start as many processes by ``srun`` from a batch script with the header of ours."""
+def run_plain(cluster: Cluster, like: Start, ours: Path, folder: Path, nodes: int, modules: str) -> Start:
+    """Start as many processes by ``srun`` from a batch script with the header of that of our start."""
     folder.mkdir()
     head = [line for line in (ours / "slurm" / "batch.sh").read_text().splitlines() if line.startswith("#")]
-    srun = f"srun --nodes={nodes} --ntasks={processes} --cpus-per-task=1 --exact --cpu-bind=none --mpi=none --mem=0"
-    srun += f" --output={folder}/step.log {sys.executable} {HERE}/ready_plain.py {folder} {modules}"
+    srun = f"srun --nodes={nodes} --ntasks={like.processes} --cpus-per-task=1 --exact --cpu-bind=none --mpi=none --mem=0"
+    srun += f" --output={folder}/step.log {sys.executable} {HERE}/ready_plain.py {folder} {like.queue} {modules}"
     script = "\n".join([*head, f"exec {srun}"]) + "\n"
-    started, times = run_script(cluster, folder, script, processes)
-    return Start(max(times) - started, processes, {})
+    started, times = run_script(cluster, folder, script, like.processes)
+    return Start(max(times) - started, like.processes, like.queue, {})
 
 
 def run_script(cluster: Cluster, folder: Path, script: str, count: int) -> tuple[float, list[float]]:
@@ -117,7 +124,7 @@ def figures(cluster: Cluster, folder: Path, rounds: int, nodes: int, each: int) 
         for number in range(rounds):
             run = folder / f"ours{number}{bool(modules)}"
             ours.append(run_ours(cluster, run, nodes, each, modules))
-            plain.append(run_plain(cluster, run, folder / f"plain{number}{bool(modules)}", nodes, ours[-1].processes, modules))
+            plain.append(run_plain(cluster, ours[-1], run, folder / f"plain{number}{bool(modules)}", nodes, modules))
         yield from lines(f"ready: {what}, {plain[0].processes} processes on {nodes} nodes", ours, plain)
 
 

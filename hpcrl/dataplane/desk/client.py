@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,8 +15,8 @@ import zmq
 
 from hpcrl.dataplane.desk.keys import curve_pair, guard_client
 from hpcrl.dataplane.desk.wire import gives_nothing, pack_request, unpack_reply
-from hpcrl.dataplane.interface import DataPlaneError
-from hpcrl.dataplane.ledger.ops import Answer, AnyOp, decode_answer, encode
+from hpcrl.dataplane.interface import DataPlaneError, NotAnswered
+from hpcrl.dataplane.ledger.ops import Answer, AnyOp, Lease, decode_answer, encode
 from hpcrl.run.errors import Stopped, host
 from hpcrl.run.stop import StopFlag
 
@@ -23,6 +25,12 @@ FIRST_PATIENCE_S, LAST_PATIENCE_S = 0.5, 4.0
 _STOP_EVERY_S = 0.25
 
 MakeOp = Callable[[int, int], AnyOp]
+
+
+@dataclass
+class _Asked:
+    op: AnyOp
+    sent: int
 
 
 class DeskClient:
@@ -44,12 +52,19 @@ class DeskClient:
         self._pair = curve_pair(key)
         self._context = zmq.Context()
         self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
         self._idle: list[zmq.Socket[bytes]] = []
+        self._in_use = 0
         self._last, self._open_seqs = 0, set[int]()
+        # Leases whose answers never came, by what they ask for, and how often they were sent.
+        self._unanswered: dict[bytes, tuple[AnyOp, int]] = {}
         self._closed = False
 
     def ask(self, make: MakeOp, *, what: str, wait_s: float = 0.0) -> Answer:
         """The answer to an operation.
+
+        A lease that was never answered may have given rows to this process; it is sent again in place of the next one that
+        asks for the same.
 
         Args:
             make: from ``(seq, oldest)`` to the operation.
@@ -57,29 +72,56 @@ class DeskClient:
             wait_s: how long the desk may keep the question while it has nothing to give [s].
 
         Raises:
-            DataPlaneError: no answer within the deadline; the operation may have been carried out.
+            NotAnswered: no answer within the deadline; the operation may have been carried out.
+            DataPlaneError: the client was closed.
+            Stopped: while the desk had nothing to give.
         """
+        question = _question(make(0, 0))
         with self._lock:
-            self._last += 1
-            seq = self._last
-            self._open_seqs.add(seq)
-            op = make(seq, min(self._open_seqs))
+            op, sent = self._unanswered.pop(question, (None, 0))
+            if op is None:
+                self._last += 1
+                self._open_seqs.add(self._last)
+                op = make(self._last, min(self._open_seqs))
+        asked = _Asked(op, sent)
         try:
-            return self.repeat(op, what=what, wait_s=wait_s)
-        finally:
+            answer = self._repeat(asked, what, wait_s)
+        except NotAnswered:
             with self._lock:
-                self._open_seqs.discard(seq)
+                if isinstance(op, Lease) and question not in self._unanswered:
+                    self._unanswered[question] = (op, asked.sent)
+                else:
+                    self._open_seqs.discard(op.seq)
+            raise
+        except BaseException:
+            with self._lock:
+                self._open_seqs.discard(op.seq)
+            raise
+        with self._lock:
+            self._open_seqs.discard(op.seq)
+        return answer
 
-    def repeat(self, op: AnyOp, *, what: str, wait_s: float = 0.0) -> Answer:
-        """The same for an operation that is made already."""
+    def close(self) -> None:
+        """Let go of the sockets; questions under way end with an error. Safe to call twice."""
+        with self._free:
+            self._closed = True
+            # A socket is not to be closed under the thread that uses it.
+            self._free.wait_for(lambda: not self._in_use, timeout=4 * _STOP_EVERY_S)
+            idle, self._idle = self._idle, []
+        for socket in idle:
+            socket.close(linger=0)
+        if not self._in_use:
+            self._context.term()
+
+    def _repeat(self, asked: _Asked, what: str, wait_s: float) -> Answer:
         began = time.monotonic()
         until, patience = began + wait_s, FIRST_PATIENCE_S
-        encoded = encode(op)
+        encoded = encode(asked.op)
         while True:
-            now = time.monotonic()
             # Waits are cut short so that a stop is heard.
-            wait = max(0.0, min(until - now, _STOP_EVERY_S))
-            answer = self._once(pack_request(wait, encoded), op.seq, wait + patience)
+            wait = max(0.0, min(until - time.monotonic(), _STOP_EVERY_S))
+            answer = self._once(pack_request(wait, asked.sent, encoded), asked.op.seq, wait + patience)
+            asked.sent += 1
             if answer is not None:
                 if not gives_nothing(answer) or time.monotonic() >= until:
                     return answer
@@ -89,57 +131,62 @@ class DeskClient:
                 continue
             patience = min(2 * patience, LAST_PATIENCE_S)
             if time.monotonic() - began > self._call_s:
-                raise DataPlaneError(
+                raise NotAnswered(
                     f"{self._name} on {host()}: the data plane's desk at {self._address} did not answer for {self._call_s:g} s "
                     f"when asked to {what}; read logs/queue.0.log of the attempt"
                 )
 
-    def close(self) -> None:
-        """Let go of the sockets; questions under way end with an error."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for socket in idle:
-            socket.close(linger=0)
-        self._context.destroy(linger=0)
-
     def _once(self, request: bytes, seq: int, seconds: float) -> Answer | None:
         socket = self._take()
-        deadline = time.monotonic() + seconds
+        deadline, keep = time.monotonic() + seconds, False
         try:
             socket.send(request)
-            while socket.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))):
-                answered, answer = unpack_reply(socket.recv())
-                # The answer to an earlier question of this socket may still have come.
-                if answered == seq:
-                    self._put_back(socket)
-                    return decode_answer(answer)
-        except (zmq.ZMQError, msgspec.MsgspecError) as error:
-            socket.close(linger=0)
-            raise DataPlaneError(f"{self._name} on {host()}: cannot ask the desk at {self._address}: {error}") from error
-        socket.close(linger=0)
-        return None
+            while (left := deadline - time.monotonic()) > 0:
+                if socket.poll(math.ceil(min(left, _STOP_EVERY_S) * 1000)):
+                    answered, answer = unpack_reply(socket.recv())
+                    # The answer to an earlier question of this socket may still have come.
+                    if answered == seq:
+                        keep = True
+                        return decode_answer(answer)
+                elif self._closed:
+                    raise self._closed_error()
+            return None
+        except zmq.Again:
+            return None
+        except (zmq.ZMQError, struct.error, msgspec.MsgspecError) as error:
+            raise NotAnswered(f"{self._name} on {host()}: cannot ask the desk at {self._address}: {error}") from error
+        finally:
+            self._put_back(socket, keep=keep)
 
     def _take(self) -> zmq.Socket[bytes]:
         with self._lock:
             if self._closed:
-                raise DataPlaneError(f"{self._name} on {host()}: the connection to the data plane is closed")
+                raise self._closed_error()
+            self._in_use += 1
             if self._idle:
                 return self._idle.pop()
             socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         guard_client(socket, self._pair)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        # Nothing is queued for a desk that is not there; the question is asked again anyway.
+        # Only a desk that takes nothing for long, with a full socket before it, makes a send wait.
         socket.setsockopt(zmq.SNDTIMEO, int(LAST_PATIENCE_S * 1000))
         socket.connect(self._address)
         return socket
 
-    def _put_back(self, socket: zmq.Socket[bytes]) -> None:
-        with self._lock:
-            if not self._closed:
+    def _put_back(self, socket: zmq.Socket[bytes], *, keep: bool) -> None:
+        if not keep:
+            socket.close(linger=0)
+        with self._free:
+            self._in_use -= 1
+            if keep:
                 self._idle.append(socket)
-                return
-        socket.close(linger=0)
+            self._free.notify_all()
+
+    def _closed_error(self) -> DataPlaneError:
+        return DataPlaneError(f"{self._name} on {host()}: the connection to the data plane is closed")
+
+
+def _question(op: AnyOp) -> bytes:
+    """What an operation asks for, whatever its number."""
+    return encode(msgspec.structs.replace(op, seq=0, oldest=0)) if isinstance(op, Lease) else b""

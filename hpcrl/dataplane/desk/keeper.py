@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hpcrl.dataplane.desk.restore import Adopted
+from hpcrl.dataplane.desk.snapshots import Snapshots
 from hpcrl.dataplane.history.writer import HistoryWriter
 from hpcrl.dataplane.ledger.ledger import Ledger
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, Logged, decode_logged, durable, encode
@@ -30,19 +32,31 @@ class LedgerKeeper:
     Args:
         folder: on the node's shared memory: survives the process.
         history: ``RUN/attempt_N/history``.
+        restore: from the time [Unix s] to what a ledger without a log begins with, or None.
+        snapshots: has some made; None = none.
         clock: Unix time [s].
 
     Raises:
         DataPlaneError: the log is held by another process, or damaged.
     """
 
-    def __init__(self, rules: Rules, folder: Path, history: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        rules: Rules,
+        folder: Path,
+        history: Path,
+        *,
+        restore: Callable[[float], Adopted | None] | None = None,
+        snapshots: Snapshots | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._folder, self._snapshots = clock, folder, snapshots
         self._log = WriteAheadLog(folder / LOG_NAME)
         self._history = HistoryWriter(history, delay_s=0.05)
         self._ledger = Ledger(rules)
-        operations = 0
+        operations, fresh = 0, True
         for kind, data in self._log.replay():
+            fresh = False
             if kind == "state":
                 self._ledger = Ledger.from_state(rules, data)
                 continue
@@ -50,7 +64,13 @@ class LedgerKeeper:
             _, events = self._ledger.apply(decode_logged(data[_TIME.size :]), _TIME.unpack_from(data)[0])
             self._history.append(number, events)
             operations += 1
-        if operations or self._ledger.events:
+        if fresh and restore is not None and (adopted := restore(clock())) is not None:
+            self._ledger, events = adopted
+            # A state makes no events again. Were this process killed before it is logged, the next would make the same.
+            self._history.append(0, events)
+            self._history.flush()
+            self._log.compact(self._ledger.state())
+        elif operations or self._ledger.events:
             log.info("%d operations replayed, %d bytes; the ledger goes on", operations, self._log.size)
 
     @property
@@ -75,7 +95,16 @@ class LedgerKeeper:
             # A state makes no events again.
             self._history.flush()
             self._log.compact(self._ledger.state())
+        for name in self._ledger.take_freed(""):
+            (self._folder / name).unlink(missing_ok=True)
+        if self._snapshots is not None:
+            self._snapshots.tend(self._ledger)
         return _TICK_S
+
+    def finish(self) -> None:
+        """Nobody asks any more: make a last snapshot of what lives."""
+        if self._snapshots is not None:
+            self._snapshots.last(self._ledger)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.25
 # Requests handled between two looks at parked ones and the clock.
 _BURST = 64
+# Operations sent more than once, which are rare; a copy that is late is late by seconds.
+_REMEMBERED = 4096
 _STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _STRANGER_LOG_S = 10.0
 
@@ -80,6 +82,7 @@ class Desk:
                 "another program of this node uses it"
             ) from error
         self._parked: dict[str, dict[tuple[str, int, int], _Parked]] = {}
+        self._sent_again: dict[tuple[str, int, int], int] = {}
         self._strangers, self._stranger_logged = 0, float("-inf")
 
     def serve(self, stop: StopFlag) -> None:
@@ -111,13 +114,24 @@ class Desk:
             except ValueError:
                 continue
             try:
-                wait_s, encoded = unpack_request(data)
+                wait_s, sent, encoded = unpack_request(data)
                 op = decode_op(encoded)
             except (struct.error, msgspec.MsgspecError) as error:
                 log.warning("a peer sent %d bytes that are no operation: %s", len(data), error)
                 continue
-            self._answer(peer, op, encoded, time.monotonic() + min(wait_s, 60.0))
-            self._serve_news()
+            if self._is_newest(op, sent):
+                self._answer(peer, op, encoded, time.monotonic() + min(wait_s, 60.0))
+                self._serve_news()
+
+    def _is_newest(self, op: AnyOp, sent: int) -> bool:
+        """Whether it does not come after one that was sent later: its process has had the answer to that and gone on."""
+        key = (op.who, op.life, op.seq)
+        newest = self._sent_again.get(key, 0)
+        if sent > newest:
+            self._sent_again[key] = sent
+            while len(self._sent_again) > _REMEMBERED:
+                del self._sent_again[next(iter(self._sent_again))]
+        return sent >= newest
 
     def _answer(self, peer: bytes, op: AnyOp, encoded: bytes, until: float) -> None:
         answer = self._keeper.apply(op, encoded)

@@ -1,7 +1,7 @@
 """What travels between a process and the desk.
 
-A request: 8 bytes, how long its answer may wait for something to give [s, little-endian double], then the operation. Its
-answer: 8 bytes, the operation's ``seq``, then the answer.
+A request, little-endian: a double, how long its answer may wait for something to give [s]; an int64, how often the operation
+was sent before; then the operation. Its answer: an int64, the operation's ``seq``; then the answer.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import struct
 
 from hpcrl.dataplane.ledger.ops import Answer, Leased, Wait
 
-_WAIT = struct.Struct("<d")
+_HEAD = struct.Struct("<dq")
 _SEQ = struct.Struct("<q")
 
 
-def pack_request(wait_s: float, op: bytes) -> bytes:
+def pack_request(wait_s: float, sent: int, op: bytes) -> bytes:
     """A request."""
-    return _WAIT.pack(wait_s) + op
+    return _HEAD.pack(wait_s, sent) + op
 
 
-def unpack_request(data: bytes) -> tuple[float, bytes]:
+def unpack_request(data: bytes) -> tuple[float, int, bytes]:
     """Back from :func:`pack_request`; ``struct.error`` if it is too short."""
-    return _WAIT.unpack_from(data)[0], data[_WAIT.size :]
+    wait_s, sent = _HEAD.unpack_from(data)
+    return wait_s, sent, data[_HEAD.size :]
 
 
 def pack_reply(seq: int, answer: bytes) -> bytes:

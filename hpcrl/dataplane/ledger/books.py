@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hpcrl.dataplane.ledger.clock import LeaseClock
 from hpcrl.dataplane.ledger.events import Event, Kind
-from hpcrl.dataplane.ledger.ops import Labels, Refused
+from hpcrl.dataplane.ledger.ops import Labels, Ref, Refused
 from hpcrl.dataplane.ledger.records import Block, LedgerRecord, ProcessRecord, StreamRecord
 from hpcrl.dataplane.ledger.rules import Rules, group_of
 from hpcrl.dataplane.ledger.segments import Segments
@@ -31,6 +31,7 @@ class Books:
 
     Attributes:
         events: made by the operation at work.
+        values: indexes in TransferQueue's storage that it made useless.
         news: streams in which something may be had since somebody last looked.
         now: of the operation at work [Unix s].
     """
@@ -43,6 +44,7 @@ class Books:
         self.segments = Segments(record.segments)
         self.clock = LeaseClock()
         self.events: list[Event] = []
+        self.values: dict[int, None] = {}
         self.news: set[str] = set()
         self.now = 0.0
 
@@ -96,7 +98,15 @@ class Books:
                 self._unhold(book, block, group)
             book.remove(block)
             self.segments.release(block.refs.values())
+            self._forget(block.refs.values())
         self.news.add(book.rules.name)
+
+    def refuse(self, who: str, life: int, refs: Collection[Ref], kept: Iterable[Ref] = ()) -> None:
+        """Nobody needs what a process has written, but for what is ``kept``, which may share its index."""
+        self.segments.refuse(who, life, refs)
+        self._forget(refs)
+        for ref in kept:
+            self.values.pop(ref.index, None)
 
     def let_go(self, who: str, life: int, streams: Iterable[str], kind: Kind) -> None:
         """A process holds nothing any more of streams: its own leases, and its place in draws, end."""
@@ -125,6 +135,9 @@ class Books:
         for block in freed:
             book.free(block, group)
         return freed
+
+    def _forget(self, refs: Iterable[Ref]) -> None:
+        self.values.update((ref.index, None) for ref in refs if ref.kind == "tq")
 
     def _unhold(self, book: StreamBook, block: Block, group: str) -> None:
         hold = block.holds.get(group)

@@ -91,7 +91,7 @@ class Ledger:
         books = self._books
         books.now = now
         books.clock.advance(now)
-        books.events = []
+        books.events, books.values = [], {}
         try:
             answer = self._apply(op)
         except Refusal as refusal:
@@ -117,6 +117,10 @@ class Ledger:
         """Streams in which there may be something to read, room to put or an end, since the last call."""
         news, self._books.news = self._books.news, set()
         return news
+
+    def take_freed(self, owner: str) -> list[str]:
+        """Segments of a process, or of nobody (those of adopted blocks), that were emptied since this was last asked."""
+        return list(self._books.segments.take_news(owner))
 
     def figures(self, stream: str = "") -> dict[str, dict[str, Any]]:
         """See :func:`hpcrl.dataplane.ledger.why.figures`."""
@@ -174,6 +178,8 @@ class Ledger:
         if op.seq < process.oldest:
             return Refused("superseded", f"operation {op.seq} of {op.who} was answered and done with before {process.oldest}")
         answer = self._carry_out(op, process)
+        if isinstance(answer, Granted) and self._books.values:
+            answer = msgspec.structs.replace(answer, values=list(self._books.values))
         if not durable(op, answer):
             return answer
         process.answers[op.seq] = answer
@@ -185,7 +191,7 @@ class Ledger:
     def _told(self, op: Op, answer: Answer) -> Answer:
         """The answer with news of the process's segments; told is not remembered, so that a restart tells again."""
         if isinstance(answer, Granted) and (freed := self._books.segments.take_news(op.who)):
-            return Granted({**answer.freed, **freed})
+            return msgspec.structs.replace(answer, freed={**answer.freed, **freed})
         return answer
 
     def _process(self, op: Op) -> ProcessRecord:

@@ -242,9 +242,11 @@ class Granted(msgspec.Struct, frozen=True, tag=True):
         freed: shared-memory segments of the caller that hold nothing that the ledger knows of, and how many refs in each
             were released, ever. One of this life is empty if so many were made there (others are on their way to the ledger);
             one of an earlier life is empty. The answer to a Beat tells nothing.
+        values: indexes in TransferQueue's storage that nobody needs since this operation; the caller clears them.
     """
 
     freed: dict[str, int] = {}
+    values: list[int] = []
 
 
 class Wait(msgspec.Struct, frozen=True, tag=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcrl.dataplane.ledger.books import Books
+from hpcrl.dataplane.ledger.books import Books, held_by_draw
 from hpcrl.dataplane.ledger.records import Block
 from hpcrl.dataplane.ledger.streams import StreamBook
 
@@ -42,15 +42,16 @@ def figures(books: Books, stream: str = "") -> dict[str, dict[str, Any]]:
 
     ``rows``, ``blocks``, ``bytes`` live; ``rows_with`` by column; ``untrained_rows`` and ``untrained_bytes`` against
     ``capacity_rows`` and ``capacity_bytes``; ``oldest_s`` [s] of the oldest row; ``groups``: by reading group, rows ``unread``
-    (its lag), under ``leased`` and ``done``; ``waiting``: producers; ``closed``: processes; ``counters``: rows ``produced``,
-    ``produced_bytes``, ``trained``, ``cleared``, ``expired``, and ``dropped`` by reason.
+    (its lag), under ``leased`` and ``done``; ``holders``: rows leased by process, or by a draw; ``waiting``: producers;
+    ``closed``: processes; ``counters``: rows ``produced``, ``produced_bytes``, ``trained``, ``cleared``, ``expired``, and
+    ``dropped`` by reason.
     """
     if stream:
         books.book(stream)
-    return {name: _figures(book, books.now) for name, book in books.streams.items() if stream in ("", name)}
+    return {name: _figures(books, book) for name, book in books.streams.items() if stream in ("", name)}
 
 
-def _figures(book: StreamBook, now: float) -> dict[str, Any]:
+def _figures(books: Books, book: StreamBook) -> dict[str, Any]:
     counters, blocks = book.record.counters, book.record.blocks
     return {
         "rows": book.rows,
@@ -61,7 +62,7 @@ def _figures(book: StreamBook, now: float) -> dict[str, Any]:
         "untrained_bytes": book.credits.used.bytes,
         "capacity_rows": book.rules.capacity_rows,
         "capacity_bytes": book.rules.capacity_bytes,
-        "oldest_s": max(0.0, now - next(iter(blocks.values())).t) if blocks else 0.0,
+        "oldest_s": max(0.0, books.now - next(iter(blocks.values())).t) if blocks else 0.0,
         "groups": {
             group: {
                 "unread": book.rows - book.leased[group] - book.done[group],
@@ -70,6 +71,7 @@ def _figures(book: StreamBook, now: float) -> dict[str, Any]:
             }
             for group in book.rules.readers
         },
+        "holders": _holders(books, book),
         "waiting": book.credits.waiting,
         "closed": sorted(book.record.closed),
         "counters": {
@@ -81,6 +83,18 @@ def _figures(book: StreamBook, now: float) -> dict[str, Any]:
             "dropped": dict(counters.dropped),
         },
     }
+
+
+def _holders(books: Books, book: StreamBook) -> dict[str, int]:
+    found = {}
+    for who, process in books.record.processes.items():
+        if held := process.held.get(book.rules.name):
+            found[who] = sum(book.record.blocks[first].rows for first in held)
+    for group, draws in book.record.draws.items():
+        for number, draw in draws.items():
+            firsts = [first for share in draw.shares for first in share]
+            found[f"draw {number} of {group}"] = sum(block.rows for block in held_by_draw(book, group, number, firsts))
+    return found
 
 
 def _waits(book: StreamBook, block: Block) -> list[str]:

@@ -46,11 +46,12 @@ def fill(books: Books, op: Fill) -> Granted:
     for first, refs in op.blocks.items():
         block = book.get(first)
         if block is None:
-            books.segments.refuse(op.who, op.life, refs.values())
+            books.refuse(op.who, op.life, refs.values())
             continue
         fresh = {column: ref for column, ref in refs.items() if column not in block.refs}
         books.segments.add(op.who, op.life, fresh.values())
-        books.segments.refuse(op.who, op.life, [ref for column, ref in refs.items() if column in block.refs])
+        late = [ref for column, ref in refs.items() if column in block.refs]
+        books.refuse(op.who, op.life, late, kept=fresh.values())
         if fresh:
             book.fill(block, fresh)
             filled.append(block)

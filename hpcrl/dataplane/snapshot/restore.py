@@ -99,7 +99,8 @@ def _unfit(block: BlockInfo, start: Start) -> tuple[Reason, str] | None:
     trained = [prompt for prompt in labels.prompts if prompt < start.trained_below or prompt in start.trained_beyond]
     if trained:
         return "trained", f"prompt {trained[0]} was trained"
-    oldest = min(labels.first_versions, default=version)
+    # A row without a token has no version.
+    oldest = min((first for first in labels.first_versions if first >= 0), default=version)
     newest = max([*labels.first_versions, *labels.last_versions], default=version)
     if version - oldest > start.version_lag:
         behind = f"{version - oldest} before {version}; the limit is {start.version_lag}"

@@ -4,10 +4,14 @@ Importing this module imports TransferQueue with a stand-in for Ray, which its m
 needs. What is private, and why it is touched:
 
 - ``ray``: stands in only while TransferQueue is imported, so that other libraries never find a false Ray.
+- two marks of ``torch.compiler`` do nothing meanwhile: tensordict, which TransferQueue needs, marks functions with them as it
+  is imported, and a mark loads the compiler, for 1.3 s and 70 MiB in every process. Nothing here is compiled.
 - ``get_free_port`` and ``get_node_ip_address`` of its storage module: ports and address are planned by the run.
 - ``create_zmq_socket``, its only source of sockets: CURVE on every one. A peer without the run's secret never gets past the
   handshake, so its pickles are not read.
-- ``_connect_to_controller`` and ``notify_data_update`` of its storage manager: what is where is the ledger's to know.
+- ``_connect_to_controller`` and ``notify_data_update`` of its storage manager: what is where is the ledger's to know;
+  ``_clear_single_storage_unit`` and ``_group_by_hash``, because its ``clear_data`` hides that a unit was away.
+- ``pickle`` and ``cloudpickle`` of its serialisation, which sends shapes as pickles: nothing but plain values is unpickled.
 - ``storage_data``, ``_handle_put`` and the checkpoint handlers of its storage unit: values outlive the process, and neither
   code nor paths are taken from a peer.
 - time-outs read from the environment at import: ours come first.
@@ -15,21 +19,26 @@ needs. What is private, and why it is touched:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.metadata
+import io
 import os
+import pickle
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch.compiler
 import zmq
 
 from hpcrl.dataplane.desk.keys import Pair, curve_pair, guard_client, guard_server
 from hpcrl.dataplane.interface import DataPlaneError
 
 VERSION = "0.1.11"
+_MARKS = ("allow_in_graph", "assume_constant_result")
 _RAY = ("ray", "ray.util", "ray.util.scheduling_strategies")
 # The limit on torch threads would fight with the role's own. A unit that was killed is asked again soon; the whole call has
 # a deadline of its own.
@@ -70,11 +79,16 @@ def _make_ray() -> dict[str, types.ModuleType]:
 def _stand_in() -> Iterator[None]:
     saved_modules = {name: sys.modules.pop(name, None) for name in _RAY}
     saved_environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    saved_marks = {name: getattr(torch.compiler, name) for name in _MARKS}
     sys.modules.update(_make_ray())
     os.environ.update(_ENVIRONMENT)
+    for name in _MARKS:
+        setattr(torch.compiler, name, lambda function: function)
     try:
         yield
     finally:
+        for name, mark in saved_marks.items():
+            setattr(torch.compiler, name, mark)
         for name, module in saved_modules.items():
             del sys.modules[name]
             if module is not None:
@@ -90,11 +104,28 @@ with _stand_in():
     import transfer_queue.storage.managers.base as manager_module
     import transfer_queue.storage.managers.simple_storage_manager as simple_module
     import transfer_queue.storage.simple_storage as storage_module
+    import transfer_queue.utils.serial_utils as serial_module
     import transfer_queue.utils.zmq_utils as zmq_module
+    from tensordict import TensorDict
     from transfer_queue import BatchMeta
     from transfer_queue.utils.enum_utils import Role as ServerRole
 
-__all__ = ["BatchMeta", "StorageUnitData"]
+__all__ = ["BatchMeta", "StorageUnitData", "TensorDict"]
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles numbers, strings and what holds them; whatever names a class or a function is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"a peer sent {module}.{name}, and nothing but plain values is taken from a peer")
+
+
+def _plain_values(data: Any) -> Any:
+    return _Plain(io.BytesIO(bytes(data))).load()
+
+
+serial_module.pickle = types.SimpleNamespace(dumps=pickle.dumps, loads=_plain_values, HIGHEST_PROTOCOL=pickle.HIGHEST_PROTOCOL)
+serial_module.cloudpickle = types.SimpleNamespace(dumps=serial_module.cloudpickle.dumps, loads=_plain_values)
 
 StorageUnitData = storage_module.StorageUnitData
 _create_zmq_socket = zmq_module.create_zmq_socket
@@ -144,6 +175,19 @@ def connect_units(endpoints: Sequence[Mapping[str, Any]]) -> Any:
     return _UnitsOnly(None, {"zmq_info": infos})
 
 
+async def clear_values(manager: Any, indexes: Sequence[int]) -> list[int]:
+    """Let units forget values; those whose unit did not say that it has."""
+    groups = manager._group_by_hash(list(indexes))
+    clears = [manager._clear_single_storage_unit(g.global_indexes, target_storage_unit=name) for name, g in groups.items()]
+    answers = await asyncio.gather(*clears, return_exceptions=True)
+    return [
+        index
+        for group, answer in zip(groups.values(), answers, strict=True)
+        if isinstance(answer, Exception)
+        for index in group.global_indexes
+    ]
+
+
 def meta_of(indexes: Sequence[int], fields: Sequence[str]) -> Any:
     """What the manager needs to know of values."""
     return BatchMeta(list(indexes), ["rows"] * len(indexes), {field: {} for field in fields})
@@ -172,7 +216,8 @@ class _GuardedUnit(storage_module.SimpleStorageUnit):  # type: ignore[misc]
     """Takes no code and no paths from a peer."""
 
     def _handle_put(self, data_parts: Any) -> Any:
-        data_parts.body.pop("data_parser", None)
+        if data_parts.body.get("data_parser") is not None:
+            raise DataPlaneError("storage units of a run execute nothing that a peer sends")
         return super()._handle_put(data_parts)
 
     def _handle_save_checkpoint(self, data_parts: Any) -> Any:
@@ -234,6 +279,10 @@ def touch_points() -> dict[str, Callable[[], bool]]:
             callable(unit._handle_put) and callable(unit._handle_save_checkpoint) and callable(unit._handle_load_checkpoint)
         ),
         "the unit opens its socket in a method of its own": lambda: callable(unit._init_zmq_socket),
+        "the serialisation unpickles through its module": lambda: (
+            serial_module.decode.__globals__["pickle"].loads is _plain_values
+        ),
         "values are routed by index": lambda: callable(manager._group_by_hash),
+        "the manager clears unit by unit": lambda: callable(manager._clear_single_storage_unit),
         "the time-out is ours": lambda: simple_module.TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT == 3,
     }

@@ -52,45 +52,51 @@ class DurableData(compat.StorageUnitData):  # type: ignore[misc]
         self._writer = SegmentWriter(folder, who, life, node)
         self._reader = SegmentReader(folder, node)
         self._log = WriteAheadLog(folder / f"{who}.wal")
-        self._refs: dict[tuple[str, int], Ref] = {}
+        # By index and field.
+        self._refs: dict[int, dict[str, Ref]] = {}
         self._live: Counter[str] = Counter()
         self._released: Counter[str] = Counter()
         for kind, data in self._log.replay():
             if kind == "state":
-                self._refs = {(kept.field, kept.index): kept.ref for kept in _state.decode(data)}
-                continue
-            record = _record.decode(data)
-            if isinstance(record, _Kept):
-                self._refs[record.field, record.index] = record.ref
-            else:
-                gone = set(record.indexes)
-                self._refs = {key: ref for key, ref in self._refs.items() if key[1] not in gone}
-        self._live.update(ref.where for ref in self._refs.values())
+                self._refs = {}
+            for record in _state.decode(data) if kind == "state" else [_record.decode(data)]:
+                if isinstance(record, _Kept):
+                    self._refs.setdefault(record.index, {})[record.field] = record.ref
+                else:
+                    for index in record.indexes:
+                        self._refs.pop(index, None)
+        self._live.update(ref.where for refs in self._refs.values() for ref in refs.values())
         # Segments of earlier lives in which nothing is left.
         self._writer.freed({name: 0 for name in self._writer.earlier() if not self._live[name]})
-        for (field, index), ref in self._refs.items():
-            self._show(field, index, ref)
+        for index, refs in self._refs.items():
+            for field, ref in refs.items():
+                self._show(field, index, ref)
 
     def put_data(self, field_data: dict[str, Any], global_indexes: list[int]) -> None:
         """Keep values; durable when this returns."""
         kept: list[_Kept] = []
-        for field, values in field_data.items():
-            for index, value in zip(global_indexes, _rows(values), strict=True):
-                kept.append(_Kept(field, index, self._writer.write([np.ascontiguousarray(value.numpy()).view(np.uint8)])))
-        self._log.append(*(_encoder.encode(item) for item in kept))
+        try:
+            for field, values in field_data.items():
+                for index, value in zip(global_indexes, _rows(values), strict=True):
+                    kept.append(_Kept(field, index, self._writer.write([np.ascontiguousarray(value.numpy()).view(np.uint8)])))
+            self._log.append(*(_encoder.encode(item) for item in kept))
+        except BaseException:
+            self._writer.discard([item.ref for item in kept])
+            raise
         for item in kept:
-            self._let_go([self._refs.pop((item.field, item.index), None)])
-            self._refs[item.field, item.index] = item.ref
+            # A put that is sent again, because its answer was lost, replaces what it has written before.
+            before = self._refs.setdefault(item.index, {}).get(item.field)
+            self._refs[item.index][item.field] = item.ref
             self._live[item.ref.where] += 1
             self._show(item.field, item.index, item.ref)
+            self._let_go([] if before is None else [before])
         self._compact()
 
     def clear(self, keys: list[int]) -> None:
         """Forget values."""
         super().clear(keys)
         self._log.append(_encoder.encode(_Cleared(list(keys))))
-        fields = list(self.field_data)
-        self._let_go([self._refs.pop((field, index), None) for index in keys for field in fields])
+        self._let_go([ref for index in keys for ref in self._refs.pop(index, {}).values()])
         self._compact()
 
     def close(self) -> None:
@@ -108,20 +114,20 @@ class DurableData(compat.StorageUnitData):  # type: ignore[misc]
         self.field_data.setdefault(field, {})[index] = value
         self._active_keys.add(index)
 
-    def _let_go(self, refs: Iterable[Ref | None]) -> None:
+    def _let_go(self, refs: Iterable[Ref]) -> None:
         freed: dict[str, int] = {}
         for ref in refs:
-            if ref is not None:
-                self._live[ref.where] -= 1
-                self._released[ref.where] += 1
-                if not self._live[ref.where]:
-                    freed[ref.where] = self._released[ref.where]
+            self._live[ref.where] -= 1
+            self._released[ref.where] += 1
+            if not self._live[ref.where]:
+                freed[ref.where] = self._released[ref.where]
         if freed:
             self._writer.freed(freed)
 
     def _compact(self) -> None:
         if self._log.grown > max(_COMPACT_BYTES, 4 * (self._log.size - self._log.grown)):
-            self._log.compact(_encoder.encode([_Kept(field, index, ref) for (field, index), ref in self._refs.items()]))
+            kept = [_Kept(field, index, ref) for index, refs in self._refs.items() for field, ref in refs.items()]
+            self._log.compact(_encoder.encode(kept))
 
 
 def _rows(values: Any) -> Iterable[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,14 +25,33 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The coroutine's result.
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begin it; it goes on until :meth:`close`.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise
+
+    def run(self, action: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """The result of the coroutine that ``action`` makes.
 
         Raises:
             TimeoutError: it did not end in time and was cancelled.
             ConnectionAbortedError: :meth:`close` cancelled it.
         """
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, seconds), self._loop)
+
+        async def limited() -> T:
+            return await asyncio.wait_for(action(), seconds)
+
+        try:
+            future = self.submit(limited())
+        except RuntimeError:
+            raise ConnectionAbortedError("the connection is closed") from None
         try:
             return future.result(seconds + _GRACE_S)
         except concurrent.futures.TimeoutError:

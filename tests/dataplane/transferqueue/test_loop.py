@@ -31,10 +31,10 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works(loop):
 
     start = time.monotonic()
     with pytest.raises(TimeoutError):
-        loop.run(never(), 0.05)
+        loop.run(never, 0.05)
     assert time.monotonic() - start < 2
     assert cancelled.is_set()
-    assert loop.run(answer(3), 5) == 3
+    assert loop.run(lambda: answer(3), 5) == 3
     assert not loop.stuck
 
 
@@ -43,7 +43,7 @@ def test_errors_come_through(loop):
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        loop.run(fail(), 5)
+        loop.run(fail, 5)
 
 
 def test_closing_ends_what_runs():
@@ -51,14 +51,25 @@ def test_closing_ends_what_runs():
 
     def wait() -> None:
         try:
-            loop.run(asyncio.Event().wait(), 30)
+            loop.run(lambda: asyncio.Event().wait(), 30)
         except ConnectionAbortedError:
             aborted.set()
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert loop.run(answer(1), 5) == 1
+    assert loop.run(lambda: answer(1), 5) == 1
     assert loop.close()
     waiting.join(5)
     assert aborted.is_set()
     assert loop.close()
+
+
+def test_a_closed_loop_says_so_and_what_was_submitted_ends():
+    loop = LoopThread("test")
+    future = loop.submit(asyncio.Event().wait())
+    assert loop.close()
+    assert future.cancelled()
+    with pytest.raises(ConnectionAbortedError, match="closed"):
+        loop.run(lambda: answer(1), 5)
+    with pytest.raises(RuntimeError):
+        loop.submit(answer(1))
