@@ -115,6 +115,11 @@ def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous:
     else:
         from hpcrl.dataplane.transferqueue.storage import serve_storage
 
+        ended = _after_desk(attempt, stop)
+        if recipe.limits.snapshot_s > 0:
+            from hpcrl.dataplane.snapshot.parts import PartWriter
+
+            PartWriter(attempt, spec.node, folder, ended)
         serve_storage(
             who=identity.name,
             life=life_of(attempt.number, spec.incarnation),
@@ -124,7 +129,7 @@ def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous:
             key=key,
             folder=folder,
             publish=publish,
-            stop=_after_desk(attempt, stop),
+            stop=ended,
         )
 
 

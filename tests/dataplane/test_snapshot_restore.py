@@ -52,6 +52,11 @@ def test_each_reason(one, reason, why):
     assert plan.rows_left_out() == {reason: one.rows}
 
 
+def test_a_row_without_a_token_has_no_version():
+    one = BlockInfo("s", 0, 2, frozenset("a"), Labels([10, 10], [-1, 9], [-1, 9]))
+    assert plan_restore([one], START).adopt == (one,)
+
+
 def test_what_is_taken_over():
     blocks = [block(0, [10, 10]), block(5, [9, 9]), block(10, [11]), block(20, [11], oldest=10, newest=10), block(30, [13])]
     plan = plan_restore(blocks, START)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from typing import Any
@@ -35,7 +36,7 @@ def test_what_was_in_the_queue_is_trained_by_the_next_attempt(
     assert again.code == 0, again.output
     prompts = [sorted(set(step["prompts"])) for step in again.steps()]
     assert [step["step"] for step in again.steps()] == list(range(1, STEPS + 1))
-    assert sorted(sum(prompts, [])) == list(range(4 * STEPS)), "each prompt once"
+    assert sorted(itertools.chain.from_iterable(prompts)) == list(range(4 * STEPS)), "each prompt once"
     if window == 1:
         assert prompts == [list(range(4 * step, 4 * step + 4)) for step in range(STEPS)]
     else:

@@ -175,6 +175,7 @@ BAD = {
         ["schedule.window 3 lets generation run 2 versions ahead and limits.version_lag allows 1"],
     ),
     "lag": (dataclasses.replace(GOOD, limits=Limits(version_lag=-1)), ["limits.version_lag is -1"]),
+    "snapshots": (dataclasses.replace(GOOD, limits=Limits(snapshot_s=-1)), ["limits.snapshot_s is -1"]),
     "deadline": (dataclasses.replace(GOOD, limits=Limits(wait_s=0)), ["limits.wait_s is 0"]),
     "replicas": (with_groups(other=group(replicas=0)), ["group other: replicas is 0"]),
     "cpus": (with_groups(other=group(cpus=0)), ["group other: cpus is 0"]),

@@ -157,7 +157,7 @@ def _keep(pipe: Connection) -> None:
     pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
     kept: list[Any] = []
     while True:
-        kind, *frames = socket.recv_multipart(copy=False)
+        _, *frames = socket.recv_multipart(copy=False)
         if frames:
             kept = frames
             socket.send(b"")

@@ -147,7 +147,7 @@ class LedgerRecord(msgspec.Struct):
     events: int = 0
 
 
-class LiveBlock(msgspec.Struct, frozen=True, array_like=True):
+class LiveBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A live block as a snapshot keeps it.
 
     Attributes:

@@ -37,9 +37,10 @@ class SegmentReader:
         self._maps: dict[str, np.ndarray] = {}
 
     def read(self, ref: Ref) -> np.ndarray:
-        """The bytes, read-only uint8 (size,), without a copy; they stay as they are for as long as the array lives.
+        """The bytes, uint8 (size,), without a copy; they stay as they are for as long as the array lives.
 
-        Keep it no longer than needed: its segment cannot be used again meanwhile.
+        Read-only, but for a block that has a segment to itself: that one is the caller's own, and what is written to it
+        nobody else sees. Keep it no longer than needed: its segment cannot be used again meanwhile.
 
         Raises:
             DataPlaneError: the segment is gone, damaged, another's or on another node, or the ref leads out of it.
@@ -89,7 +90,9 @@ class SegmentReader:
                 raise self._failure(ref, f"{path} is no segment of {name.who}, or was damaged ({size} bytes)")
             if (header.life, header.number) != (name.life, name.number):
                 raise self._failure(ref, f"{path} is used for other blocks now; its block was cleared")
-            mapped = mmap.mmap(descriptor, header.capacity, prot=mmap.PROT_READ)
+            # Private pages are copied when they are first written to.
+            access = mmap.ACCESS_COPY if header.single else mmap.ACCESS_READ
+            mapped = mmap.mmap(descriptor, header.capacity, access=access)
             return np.frombuffer(mapped, np.uint8), not header.single
         except BlockingIOError as error:
             raise self._failure(ref, f"{path} is about to be used for other blocks; its block was cleared") from error

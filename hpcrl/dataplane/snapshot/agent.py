@@ -25,6 +25,7 @@ from hpcrl.dataplane.rowids import RowIds
 from hpcrl.dataplane.shm.reader import SegmentReader
 from hpcrl.dataplane.snapshot.collect import Collector, Fetch
 from hpcrl.dataplane.snapshot.manifest import commit, next_number, snapshot_folder, write_node
+from hpcrl.dataplane.snapshot.parts import ask_nodes, await_nodes
 from hpcrl.dataplane.snapshot.request import COMMIT, Done, Failed, LeftOut, Reply, Request, encode_reply, read_request
 from hpcrl.dataplane.snapshot.retain import retain
 from hpcrl.run.directory import Attempt, RunDirectory
@@ -77,16 +78,21 @@ def make(request: Request, blocks: Sequence[LiveBlock], may_commit: Callable[[Le
     attempt = Attempt(RunDirectory.open(Path(request.run)), request.attempt)
     number = next_number(attempt)
     version = max((max(block.labels.last_versions, default=0) for block in blocks), default=0)
+    nodes = ask_nodes(attempt, number, request, blocks)
     reader = SegmentReader(Path(request.folder), request.node)
     collector = Collector(reader, request.node, fetch, patience_s=request.call_s)
     file = write_node(attempt, number, request.node, request.streams, collector.read(blocks), policy_version=version)
-    if not may_commit(LeftOut(collector.left_out, collector.why)):
+    parts = await_nodes(attempt, number, nodes)
+    left_out = dict.fromkeys([*collector.left_out, *(one for part in parts for one in part.left_out)])
+    why = next((text for text in (collector.why, *(part.why for part in parts)) if text), "")
+    if not may_commit(LeftOut(list(left_out), why)):
         shutil.rmtree(snapshot_folder(attempt, number), ignore_errors=True)
         return Failed("it was not to be committed")
-    manifest = commit(attempt, number, [file], policy_version=version, ledger_seq=request.ledger_seq)
+    files = [file, *(part.record() for part in parts)]
+    manifest = commit(attempt, number, files, policy_version=version, ledger_seq=request.ledger_seq)
     problems = retain(attempt.run)
     rows = sum(counts.rows for counts in manifest.streams.values())
-    return Done(number, rows, file.size, time.monotonic() - began, problems)
+    return Done(number, rows, sum(one.size for one in files), time.monotonic() - began, problems)
 
 
 class Units:

@@ -19,14 +19,19 @@ from hpcrl.dataplane.connect import connect, life_of
 from hpcrl.dataplane.desk.process import Durability
 from hpcrl.dataplane.desk.restore import Reached, Restorer
 from hpcrl.dataplane.interface import DataPlane
+from hpcrl.dataplane.ledger.ops import Labels, Ref
+from hpcrl.dataplane.ledger.records import LiveBlock
 from hpcrl.dataplane.ledger.rules import rules_of
 from hpcrl.dataplane.shm.folders import Claim, attempt_folder, remove_attempt
+from hpcrl.dataplane.snapshot.layout import SnapshotError
 from hpcrl.dataplane.snapshot.manifest import committed
+from hpcrl.dataplane.snapshot.parts import PartWriter, ask_nodes, await_nodes, read_wanted
 from hpcrl.dataplane.snapshot.read import newest_snapshot
+from hpcrl.dataplane.snapshot.request import Request
 from hpcrl.recipe import Column, Limits, Reads, Recipe, RoleGroup, Schedule, Stream, Writes
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.records import DoneRecord, write_done
-from hpcrl.run.stop import wait_for
+from hpcrl.run.stop import StopFlag, wait_for
 from hpcrl.testing.queue_processes import NODE, Contract, QueueProcesses, every_edge
 
 pytestmark = pytest.mark.slow
@@ -70,7 +75,6 @@ def make_recipe(snapshot_s: float = 0.0, **stream: Any) -> Recipe:
             ),
         ),
         schedule=Schedule(steps=10, prompts_per_step=4, samples_per_prompt=SAMPLES, window=None),
-        # The long drain: never the last one but what a test asks for.
         limits=Limits(call_s=20, wait_s=20, snapshot_s=snapshot_s, version_lag=4),
     )
 
@@ -331,6 +335,50 @@ def test_rows_in_storage_units_are_saved_too(new_run: Callable[..., Run]):
     assert run.verified().report.clean
 
 
+def test_rows_in_another_nodes_shared_memory_are_saved_too(new_run: Callable[..., Run], tmp_path: Path):
+    run = new_run(snapshot_s=1000)
+    processes = {**PROCESSES, "queue": 2}
+    with run.attempt(processes=processes) as one:
+        folder = attempt_folder(f"{run.directory.run_id}-there", 1)
+        claim, stop = Claim(folder), StopFlag()
+        PartWriter(run.directory.latest(), "there", folder, stop)
+        try:
+            there = dataclasses.replace(one.queue.address(), node="there", folder=folder)
+            make = connect(there, run.recipe, group="make", rank=0, processes=processes, key=run.directory.key)
+            for prompt in range(4):
+                make.put("samples", columns(prompt))
+            assert list(folder.glob("make.0/*/*.seg"))
+            one.queue.stop()
+            make.close()
+        finally:
+            stop.set()
+            claim.release()
+            remove_attempt(folder)
+    assert len(newest_snapshot(run.directory).manifest.files) == 2
+    with run.attempt(processes=processes) as two:
+        score(two.plane("score"), 4)
+        assert [prompt for prompt, _ in train(two.plane("train"), 4, version=1)] == list(range(4))
+    assert run.verified().report.clean
+
+
+def test_a_node_that_writes_no_part_leaves_the_snapshot_before(tmp_path: Path):
+    run = Run(tmp_path / "run", make_recipe())
+    attempt = run.directory.new_attempt()
+    request = Request(
+        run=str(run.directory.path), attempt=1, node="here", folder="", streams=run.recipe.streams, ledger_seq=0, key="secret"
+    )
+    ref = Ref(kind="shm", size=8, where="make.0/256/00000.seg", offset=64, node="there")
+    block = LiveBlock("samples", 0, 1, {"prompt": ref, "text": Ref(kind="inline", size=1, data=b"x")}, Labels(), [])
+    assert ask_nodes(attempt, 1, request, [block]) == ["there"]
+    (wanted,) = attempt.path.glob("snapshots/00000001/wanted-*")
+    assert b"secret" not in wanted.read_bytes()
+    asked, blocks = read_wanted(wanted, tmp_path / "shm")
+    assert (asked.node, asked.folder) == ("there", str(tmp_path / "shm"))
+    assert [dict(one.refs) for one in blocks] == [{"prompt": ref}]
+    with pytest.raises(SnapshotError, match="nothing came from there"):
+        await_nodes(attempt, 1, ["there"], seconds=0.2)
+
+
 def test_one_that_fails_harms_nobody(new_run: Callable[..., Run]):
     run = new_run(snapshot_s=0.3)
     with run.attempt() as one:
@@ -344,11 +392,9 @@ def test_one_that_fails_harms_nobody(new_run: Callable[..., Run]):
 def test_nothing_is_made_of_nothing(new_run: Callable[..., Run]):
     run = new_run(snapshot_s=0.2)
     with run.attempt() as one:
-        one.put(range(0))
-        one.plane("train").read("samples", ALL, max_rows=SAMPLES, wait_s=1.0)
+        assert one.plane("train").read("samples", ALL, max_rows=SAMPLES, wait_s=1.0) is None
     assert not (run.directory.latest().path / "snapshots").exists()
-    off = dataclasses.replace(run.recipe, limits=dataclasses.replace(run.recipe.limits, snapshot_s=0))
-    run.recipe = off
+    run.recipe = make_recipe(snapshot_s=0)
     with run.attempt() as two:
         two.put(range(3))
     assert snapshots(run) == []
