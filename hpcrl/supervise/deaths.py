@@ -31,7 +31,7 @@ class Deaths:
         """Answer every death since the last look.
 
         Args:
-            mend: what was killed may be started again.
+            mend: what was killed may be started again; without, only the data plane, while roles still save.
             asked: the request to stop was sent, so dying of it is no failure.
         """
         for child in self._children:
@@ -44,7 +44,8 @@ class Deaths:
             elif code <= 128 or child.killed:
                 how = f"was killed by {signal_name(code)}, which its ignitor sent" if code > 128 else f"ended with code {code}"
                 self._fail(child, code, f"{how} and left no record")
-            elif not mend:
+            # The trainer saves through the data plane, so that is mended during a stop too.
+            elif not (mend or (asked and child.restarts.fatal)):
                 self._fail(child, code, f"was killed by {signal_name(code)}", killed_by=signal_name(code))
             else:
                 self._mend(child, code)

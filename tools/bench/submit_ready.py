@@ -137,5 +137,7 @@ def lines(what: str, ours: Sequence[Start], plain: Sequence[Start]) -> Iterator[
     yield what
     yield f"  plain srun           {base:6.3f} s  ratio 1.00"
     yield f"  hpcrl                {mine:6.3f} s  ratio {mine / base:.2f}  {more:.3f} s more (target {TARGET_S:g} s: {verdict})"
+    quick, quickest = min(item.seconds for item in plain), min(item.seconds for item in ours)
+    yield f"  fastest of each      {quickest:6.3f} s  ratio {quickest / quick:.2f}  {quickest - quick:.3f} s more"
     for name in STAGES:
         yield f"    {name:<17}  {median(item.stages[name] for item in ours):6.3f} s"

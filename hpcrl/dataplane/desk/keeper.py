@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 LOG_NAME = "ledger.wal"
 # So often the ledger must hear of the time, or it takes the gap for a stop of its process.
 _TICK_S = 0.5
-# Replaying this much takes about a second.
-_COMPACT_BYTES = 32 << 20
+# Replaying this much takes about a second on a loaded node.
+_COMPACT_BYTES = 4 << 20
 _TIME = struct.Struct("<d")
 
 

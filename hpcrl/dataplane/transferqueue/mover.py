@@ -21,11 +21,13 @@ from hpcrl.dataplane.ledger.ops import Ref
 from hpcrl.dataplane.rowids import COUNTER_BITS, INCARNATION_BITS, WRITER_BITS, RowIds
 from hpcrl.dataplane.transferqueue import compat
 from hpcrl.dataplane.transferqueue.loop import LoopThread
+from hpcrl.dataplane.transferqueue.pieces import Request, requests_of
 from hpcrl.run.errors import host
 
 T = TypeVar("T")
 _OF_ATTEMPT = (1 << (COUNTER_BITS + WRITER_BITS + INCARNATION_BITS)) - 1
 _CLEAR_S, _CLEAR_AGAIN_S = 5.0, 0.5
+_AT_A_TIME = 4
 _TQ_ERRORS = (RuntimeError, ValueError, KeyError, OSError, zmq.ZMQError)
 
 
@@ -72,16 +74,16 @@ class Mover:
             raise DataPlaneError(f"{self._name} on {host()}: was made to read only")
         numbers = self._ids.take(len(blocks)).tolist()
         indexes = [value_index(number, self._unit, self._units) for number in numbers]
-        alike: dict[tuple[str, ...], list[int]] = {}
-        for position, block in enumerate(blocks):
-            alike.setdefault(tuple(block), []).append(position)
+        requests = requests_of([{field: data.nbytes for field, data in block.items()} for block in blocks])
+
+        async def put(request: Request) -> None:
+            cut = [[blocks[p][one.field][one.start : one.end] for one in of] for p, of in zip(*request, strict=True)]
+            values = {name: _tensor(arrays) for name, arrays in zip(request.names, zip(*cut, strict=True), strict=True)}
+            meta = compat.meta_of([indexes[p] for p in request.positions], request.names)
+            await self._manager.put_data(TensorDict(values, batch_size=[len(cut)]), meta)
 
         async def store() -> None:
-            for fields, positions in alike.items():
-                if fields:
-                    values = {field: _tensor([blocks[p][field] for p in positions]) for field in fields}
-                    meta = compat.meta_of([indexes[p] for p in positions], fields)
-                    await self._manager.put_data(compat.TensorDict(values, batch_size=[len(positions)]), meta)
+            await _few(put, requests)
 
         try:
             self._call("store rows", store)
@@ -102,18 +104,20 @@ class Mover:
         places: dict[int, dict[str, int]] = {}
         for place, ref in enumerate(refs):
             places.setdefault(ref.index, {})[ref.where] = place
-        alike: dict[tuple[str, ...], list[int]] = {}
-        for index, fields in places.items():
-            alike.setdefault(tuple(fields), []).append(index)
-        found: list[np.ndarray] = [np.empty(0, np.uint8)] * len(refs)
+        indexes = list(places)
+        requests = requests_of([{refs[place].where: refs[place].size for place in of.values()} for of in places.values()])
+        found = [np.empty(ref.size, np.uint8) for ref in refs]
+
+        async def get(request: Request) -> None:
+            meta = compat.meta_of([indexes[p] for p in request.positions], request.names)
+            data = await self._manager.get_data(meta)
+            values = [data[name].unbind() for name in request.names]
+            for row, (position, pieces) in enumerate(zip(*request, strict=True)):
+                for one, value in zip(pieces, values, strict=True):
+                    found[places[indexes[position]][one.field]][one.start : one.end] = value[row].numpy()
 
         async def fetch() -> None:
-            metas = [compat.meta_of(indexes, fields) for fields, indexes in alike.items()]
-            came = await asyncio.gather(*(self._manager.get_data(meta) for meta in metas))
-            for (fields, indexes), data in zip(alike.items(), came, strict=True):
-                for field in fields:
-                    for index, value in zip(indexes, data[field].unbind(), strict=True):
-                        found[places[index][field]] = value.numpy()
+            await _few(get, requests)
 
         self._call("fetch rows", fetch)
         return found
@@ -146,6 +150,17 @@ class Mover:
             ) from None
         except _TQ_ERRORS as error:
             raise DataPlaneError(f"{self._name} on {host()}: cannot {what}: {error}. Units: {self._where}") from error
+
+
+async def _few(step: Callable[[Request], Coroutine[Any, Any, None]], requests: Sequence[Request]) -> None:
+    """All of them, a few at a time."""
+    room = asyncio.Semaphore(_AT_A_TIME)
+
+    async def one(request: Request) -> None:
+        async with room:
+            await step(request)
+
+    await asyncio.gather(*map(one, requests))
 
 
 def _tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:

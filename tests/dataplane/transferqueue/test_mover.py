@@ -79,6 +79,15 @@ def test_blocks_of_different_fields_are_written_together(movers):
     assert [array.tobytes() for array in found] == [all_of_it["s/b"].tobytes(), some["s/a"].tobytes()]
 
 
+def test_a_value_larger_than_a_request_travels_in_pieces(movers):
+    from hpcrl.dataplane.transferqueue.pieces import REQUEST_BYTES
+
+    writer, reader, size = movers(), movers(), 2 * REQUEST_BYTES + 12345
+    refs = writer.write([arrays(1, size), arrays(2), arrays(3)])
+    check(reader, refs[:1], [1], size)
+    check(reader, refs[1:], [2, 3])
+
+
 def test_values_that_were_cleared_are_gone(movers):
     mover = movers(call_s=5.0)
     refs = mover.write([arrays(1), arrays(2)])
