@@ -16,14 +16,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpcrl.run.errors import HpcrlError
 
+if TYPE_CHECKING:
+    # Ignitors and supervisors import this for its errors alone.
+    import numpy as np
+
 # A scalar column: array of shape (rows,). A ragged column: one 1-D array a row. A str column: one string a row.
-ColumnData = np.ndarray | list[np.ndarray] | list[str]
+ColumnData: TypeAlias = "np.ndarray | list[np.ndarray] | list[str]"
 
 
 class DataPlaneError(HpcrlError):
@@ -70,6 +72,8 @@ class Batch:
     @property
     def row_ids(self) -> np.ndarray:
         """int64 (rows,), in the order of the columns' entries."""
+        import numpy as np
+
         return np.concatenate([block.row_ids for block in self.blocks]) if self.blocks else np.empty(0, np.int64)
 
     def __len__(self) -> int:

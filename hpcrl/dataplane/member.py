@@ -135,28 +135,6 @@ class Member:
         if announce and feedback not in self.recipe.groups[self.group].role.announces():
             raise SchemaError(f"feedback stream {feedback!r}: the role of group {self.group!r} does not announce on it")
 
-    def closers(self, stream: str, columns: Sequence[str]) -> frozenset[str]:
-        """Every process that must close the stream before a reader of these columns has reached its end."""
-        groups = self.recipe.producers(stream, tuple(columns))
-        return frozenset(f"{group}.{rank}" for group in groups for rank in range(self.processes[group]))
-
-    def live_rows_allowed(self, stream: str) -> int:
-        """This process's share of the stream's capacity: how many of its own rows may live.
-
-        Equal shares need no agreement between producers, and together they never exceed ``capacity_rows``, but for one
-        rule: a process without live rows may always put one block.
-        """
-        creators = [g for g, group in self.recipe.groups.items() if any(w.creates for w in _of(group.role.writes(), stream))]
-        return self.stream(stream).capacity_rows // max(1, sum(self.processes[group] for group in creators))
-
-    def full(self, stream: str, seconds: float) -> DataPlaneError:
-        """The error of a put that waited for room in vain."""
-        final = [g for g, group in self.recipe.groups.items() if any(r.final for r in _of(group.role.reads(), stream))]
-        return DataPlaneError(
-            f"{self.name}: stream {stream!r} had no room for {seconds:g} s ({self.live_rows_allowed(stream)} live rows of this "
-            f"process allowed); its final reader {final} does not clear rows: read that group's logs"
-        )
-
     def _writes(self, stream: str) -> list[Writes]:
         return _of(self.recipe.groups[self.group].role.writes(), stream)
 

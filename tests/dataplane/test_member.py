@@ -7,28 +7,16 @@ import pytest
 
 from hpcrl.dataplane.interface import DataPlaneError, SchemaError
 from hpcrl.dataplane.member import Member, encode_value
-from hpcrl.dataplane.memory import MemoryHub
 from hpcrl.recipe import Recipe
 
 
 @pytest.fixture
 def recipe(make_bench: Any) -> Recipe:
-    return make_bench(MemoryHub()).recipe
+    return make_bench("memory").recipe
 
 
 def member(recipe: Recipe, group: str, rank: int = 0) -> Member:
     return Member(recipe=recipe, group=group, rank=rank, processes={"make": 2, "score": 3, "judge": 1, "train": 1, "watch": 1})
-
-
-def test_who_must_close(recipe):
-    name = recipe.streams[0].name
-    train = member(recipe, "train")
-    assert train.closers(name, ["index"]) == {"make.0", "make.1"}
-    assert train.closers(name, ["reward"]) == {"make.0", "make.1", "score.0", "score.1", "score.2"}
-
-
-def test_capacity_is_shared_by_the_creating_processes(recipe):
-    assert member(recipe, "make").live_rows_allowed(recipe.streams[0].name) == 500
 
 
 def test_processes_of_all_groups_number_their_rows_apart(recipe):

@@ -31,9 +31,10 @@ if what == "weak":
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 def record(status, code=0):
     path = os.path.join(folder, "done", name + ".json")
-    with open(path + ".new", "w") as file:
+    beside = os.path.join(os.path.dirname(path), ".beside." + os.path.basename(path))
+    with open(beside, "w") as file:
         json.dump({"process": name, "status": status, "code": code, "error": "", "host": "h", "t": time.time()}, file)
-    os.rename(path + ".new", path)
+    os.rename(beside, path)
 print("up", flush=True)
 open(os.path.join(folder, f"{name}.{incarnation}.up"), "w").close()
 if what == "killed":

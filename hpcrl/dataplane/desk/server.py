@@ -28,7 +28,8 @@ _LOOK_S = 0.25
 _BURST = 64
 # Operations sent more than once, which are rare; a copy that is late is late by seconds.
 _REMEMBERED = 4096
-_STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+# A peer of this run that gives up in the middle of a handshake, as while the desk is stopped, fails without detail.
+_STRANGERS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _STRANGER_LOG_S = 10.0
 
 

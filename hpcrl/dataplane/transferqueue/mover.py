@@ -80,7 +80,7 @@ class Mover:
             cut = [[blocks[p][one.field][one.start : one.end] for one in of] for p, of in zip(*request, strict=True)]
             values = {name: _tensor(arrays) for name, arrays in zip(request.names, zip(*cut, strict=True), strict=True)}
             meta = compat.meta_of([indexes[p] for p in request.positions], request.names)
-            await self._manager.put_data(TensorDict(values, batch_size=[len(cut)]), meta)
+            await self._manager.put_data(compat.TensorDict(values, batch_size=[len(cut)]), meta)
 
         async def store() -> None:
             await _few(put, requests)

@@ -68,7 +68,7 @@ def _fill(pieces: Sequence[Piece]) -> list[list[Piece]]:
     left = 0
     for piece in pieces:
         size = piece.end - piece.start
-        if size > left:
+        if not parts or size > left:
             parts.append([])
             left = REQUEST_BYTES
         parts[-1].append(piece)

@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from hpcrl.dataplane.desk.client import DeskClient
-from hpcrl.dataplane.desk.keys import curve_pair
+from hpcrl.dataplane.desk.keys import curve_pair, guard_client
 from hpcrl.dataplane.desk.server import Desk
+from hpcrl.dataplane.desk.wire import pack_request
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger import ops
 from hpcrl.run.errors import Stopped
@@ -174,19 +175,40 @@ def test_a_peer_with_another_key_gets_nothing_and_is_logged(served: Served, port
         stranger = client(port, key="another", call_s=1.0)
         with pytest.raises(DataPlaneError):
             put(stranger, 1)
+        wait_for("the log", lambda: "without this run's key" in caplog.text or None, seconds=5)
+    stranger.close()
+    assert served.keeper.seen == []
+
+
+def test_a_peer_without_any_key_gets_nothing_and_is_logged(served: Served, port: int, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
         plain = zmq.Context().socket(zmq.DEALER)
         plain.connect(f"tcp://127.0.0.1:{port}")
         plain.send(b"x" * 100)
         assert not plain.poll(500)
         plain.close(linger=0)
         wait_for("the log", lambda: "without this run's key" in caplog.text or None, seconds=5)
-    stranger.close()
     assert served.keeper.seen == []
 
 
-def test_garbage_from_a_peer_changes_nothing(served: Served, port: int, caplog: pytest.LogCaptureFixture):
-    from hpcrl.dataplane.desk.keys import guard_client
+def test_a_copy_that_comes_late_is_not_carried_out(served: Served, port: int):
+    """The process has had an answer to a later copy, that there is nothing, and has gone on."""
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    guard_client(peer, curve_pair(KEY))
+    peer.connect(f"tcp://127.0.0.1:{port}")
+    op = ops.encode(ops.Lease(who="x.0", life=1, seq=1, oldest=1, stream="s", columns=[], max_rows=1, seconds=1.0))
+    peer.send(pack_request(0.0, 1, op))
+    assert peer.poll(5000)
+    one = client(port)
+    put(one, 8)
+    peer.send(pack_request(0.0, 0, op))
+    assert lease(one, 5.0) == [8]
+    context.destroy(linger=0)
+    one.close()
 
+
+def test_garbage_from_a_peer_changes_nothing(served: Served, port: int, caplog: pytest.LogCaptureFixture):
     context = zmq.Context()
     peer = context.socket(zmq.DEALER)
     guard_client(peer, curve_pair(KEY))

@@ -65,3 +65,18 @@ def test_an_answer_that_is_given_again_tells_all_of_it(drive):
     drive.acknowledge("train.0", 0)
     op = ops.Fill(who="make.0", life=1, seq=9, oldest=9, stream="s", blocks={})
     assert drive.apply(op) == drive.apply(op) == ops.Granted({"a": 1})
+
+
+def far(index: int) -> ops.Ref:
+    return ops.Ref("tq", 10, "s/x", index=index)
+
+
+def test_who_makes_values_in_storage_units_useless_is_told_which(drive):
+    for index in (5, 6):
+        drive.put(refs={"x": far(index)})
+    assert drive.say("score.0", ops.Fill, stream="s", blocks={0: {"reward": far(7)}}) == ops.Granted()
+    assert drive.say("score.1", ops.Fill, stream="s", blocks={0: {"reward": far(8)}}).values == [8]
+    acknowledge = drive.acknowledge("train.0", 0)
+    assert sorted(acknowledge.values) == [5, 7]
+    assert drive.say("score.1", ops.Fill, stream="s", blocks={0: {"reward": far(9)}}).values == [9]
+    assert drive.say("train.0", ops.Drop, stream="s", blocks=[2], reason="old").values == [6]
