@@ -34,7 +34,7 @@ def load_recipe_module(path: Path) -> ModuleType:
     path = path.absolute()
     if not path.is_file():
         raise CheckFailed([f"recipe file {path} does not exist"])
-    _forget_last()
+    _forget_helpers(path.parent)
     folder = str(path.parent)
     if folder in sys.path:
         sys.path.remove(folder)
@@ -88,11 +88,20 @@ def where(error: BaseException, path: Path) -> str:
     return f"{place}{type(error).__name__}: {error}"
 
 
-def _forget_last() -> None:
-    # A helper named alike beside another recipe must not be taken for this one's.
+def _forget_helpers(folder: Path) -> None:
+    # A helper named alike beside another recipe must not be taken for this one's, and one that something else has imported
+    # already must count as this one's too.
     last = sys.modules.pop(MODULE, None)
     for name in getattr(last, _HELPERS, {}):
         sys.modules.pop(name, None)
+    own = {
+        name
+        for name, module in sys.modules.items()
+        if getattr(module, "__file__", None) in (str(folder / f"{name}.py"), str(folder / name / "__init__.py"))
+    }
+    for name in list(sys.modules):
+        if name.split(".")[0] in own:
+            del sys.modules[name]
 
 
 def _beside(folder: Path, names: set[str]) -> dict[str, Path]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,12 @@ def test_every_bad_parameter_is_named_at_once(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(CheckFailed, match=r"nowhere\.py does not exist"):
         load_recipe_module(tmp_path / "nowhere.py")
+
+
+def test_a_helper_that_was_imported_before_is_kept_with_the_run_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "early_helper.py").write_text("VALUE = 1\n")
+    path = tmp_path / "r.py"
+    path.write_text("import early_helper\nfrom hpcrl.recipe import Recipe\n\ndef recipe() -> Recipe: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_module("early_helper")
+    assert set(sources(load_recipe_module(path))) == {"recipe.py", "early_helper.py"}

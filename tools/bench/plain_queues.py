@@ -67,11 +67,6 @@ class PlainTransferQueue:
     def put(self, columns: Columns, partition: str) -> None:
         self._loop.run_until_complete(self._client.async_put(_tensors(columns), partition_id=partition))
 
-    def ready(self, names: Sequence[str], rows: int, partition: str, task: str = "train") -> Any:
-        return self._loop.run_until_complete(
-            self._client.async_get_meta(list(names), rows, partition, mode="fetch", task_name=task)
-        )
-
     def read_and_clear(self, names: Sequence[str], rows: int, partition: str) -> None:
         async def step() -> None:
             meta = await self._client.async_get_meta(list(names), rows, partition, mode="fetch", task_name="train")

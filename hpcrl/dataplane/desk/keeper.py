@@ -82,6 +82,10 @@ class LedgerKeeper:
         """See :class:`hpcrl.dataplane.desk.server.Keeper`."""
         return self._carry_out(op, encoded, self._clock())
 
+    def may_give(self, op: AnyOp) -> bool:
+        """See :class:`hpcrl.dataplane.desk.server.Keeper`."""
+        return self._ledger.may_give(op)
+
     def news(self) -> Iterable[str]:
         """See :class:`hpcrl.dataplane.desk.server.Keeper`."""
         return self._ledger.take_news()

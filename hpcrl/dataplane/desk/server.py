@@ -39,6 +39,9 @@ class Keeper(Protocol):
     def apply(self, op: AnyOp, encoded: bytes) -> Answer:
         """The answer; whatever it changed is durable."""
 
+    def may_give(self, op: AnyOp) -> bool:
+        """Whether it is worth a try to carry out an operation again that was given nothing."""
+
     def news(self) -> Iterable[str]:
         """Streams in which something may be had that was not to be had before, since the last call."""
 
@@ -147,6 +150,8 @@ class Desk:
     def _serve_news(self) -> None:
         for stream in self._keeper.news():
             for key, item in list(self._parked.get(stream, {}).items()):
+                if not self._keeper.may_give(item.op):
+                    continue
                 answer = self._keeper.apply(item.op, item.encoded)
                 if not gives_nothing(answer):
                     del self._parked[stream][key]

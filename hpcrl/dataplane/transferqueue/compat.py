@@ -130,20 +130,31 @@ serial_module.cloudpickle = types.SimpleNamespace(dumps=serial_module.cloudpickl
 StorageUnitData = storage_module.StorageUnitData
 _create_zmq_socket = zmq_module.create_zmq_socket
 _curve: Pair | None = None
+_users = 0
 _planning = threading.Lock()
 
 
 def use_key(key: str) -> None:
-    """Encrypt every TransferQueue socket of this process from now on with keys made from the run's secret.
+    """Encrypt every TransferQueue socket of this process with keys made from the run's secret, until as many :func:`drop_key`.
 
     Raises:
-        DataPlaneError: the process already uses another run's secret.
+        DataPlaneError: the process uses another run's secret.
     """
-    global _curve
+    global _curve, _users
     pair = curve_pair(key)
-    if _curve is not None and _curve != pair:
-        raise DataPlaneError("this process already holds a connection to another run's queue; use one process for each run")
-    _curve = pair
+    with _planning:
+        if _curve is not None and _curve != pair:
+            raise DataPlaneError("this process already holds a connection to another run's queue; use one process for each run")
+        _curve, _users = pair, _users + 1
+
+
+def drop_key() -> None:
+    """Whoever called :func:`use_key` has closed its sockets."""
+    global _curve, _users
+    with _planning:
+        _users -= 1
+        if not _users:
+            _curve = None
 
 
 def _create_curve_socket(ctx: zmq.Context[Any], socket_type: Any, ip: str, identity: Any = None) -> Any:

@@ -7,6 +7,7 @@ nobody has to be asked where a value is, and what is cleared is never another's.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -63,6 +64,7 @@ class Mover:
         self._loop = LoopThread(f"{name}-mover")
         self._manager = compat.connect_units([dict(endpoint) for endpoint in endpoints])
         self._clearing: set[Future[None]] = set()
+        self._lock, self._open = threading.Lock(), True
 
     def write(self, blocks: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Ref]]:
         """Keep bytes of blocks, by field; they are durable on the unit's node when this returns.
@@ -133,8 +135,11 @@ class Mover:
     def close(self) -> None:
         """Let go of threads and sockets, after clears that are under way."""
         wait(list(self._clearing), timeout=_CLEAR_S)
-        if self._loop.close():
+        with self._lock:
+            closing, self._open = self._open, False
+        if self._loop.close() and closing:
             self._manager.close()
+            compat.drop_key()
 
     async def _clear(self, indexes: Sequence[int]) -> None:
         while indexes := await compat.clear_values(self._manager, indexes):

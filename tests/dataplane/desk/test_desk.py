@@ -43,6 +43,9 @@ class FakeKeeper:
             return ops.Leased(blocks)
         return ops.Granted()
 
+    def may_give(self, op: ops.AnyOp) -> bool:
+        return True
+
     def news(self) -> Iterable[str]:
         news, self._news = self._news, set()
         return news

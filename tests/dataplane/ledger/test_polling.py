@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
+from hpcrl.dataplane.ledger import ops
 from hpcrl.dataplane.ledger.ready import ReadyQueue
 
 
@@ -63,3 +64,17 @@ def test_a_queue_that_nobody_asks_any_more_does_not_grow():
     assert len(queue._heap) < 200
     assert queue.oldest() == 10_000
     assert queue.rows == 1
+
+
+def test_who_waits_is_tried_again_only_when_there_may_be_something(drive):
+    op = ops.Lease(who="train.0", life=1, seq=99, oldest=1, stream="s", columns=["x", "reward"], max_rows=8, seconds=5.0)
+    drive.lease("train.0", "x", "reward")
+    assert not drive.ledger.may_give(op)
+    drive.put(rows=4)
+    assert not drive.ledger.may_give(op)
+    drive.fill("score.0", 0)
+    assert drive.ledger.may_give(op)
+    drive.lease("train.0", "x", "reward")
+    assert not drive.ledger.may_give(op)
+    drive.say("make.0", ops.Close, stream="s")
+    assert drive.ledger.may_give(op)

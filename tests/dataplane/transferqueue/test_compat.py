@@ -24,7 +24,8 @@ def compat():
     from hpcrl.dataplane.transferqueue import compat
 
     compat.use_key(KEY)
-    return compat
+    yield compat
+    compat.drop_key()
 
 
 def test_every_private_touch_point_is_still_there(compat):
@@ -61,6 +62,14 @@ def test_a_busy_port_is_an_error_that_names_it(compat):
 def test_a_second_key_is_refused(compat):
     with pytest.raises(DataPlaneError, match="another run"):
         compat.use_key("something else")
+    compat.use_key(KEY)
+    compat.drop_key()
+    with pytest.raises(DataPlaneError, match="another run"):
+        compat.use_key("something else")
+    compat.drop_key()
+    compat.use_key("something else")
+    compat.drop_key()
+    compat.use_key(KEY)
 
 
 class Peer:
