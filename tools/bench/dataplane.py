@@ -9,6 +9,7 @@ TransferQueue, and the targets at the end. A cycle is put, read and acknowledge 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -224,19 +225,32 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def socket_cycles(kind: type[QueueProcesses], repeats: int) -> dict[str, float]:
-    """Across: every byte through storage units; desk: a question [s]."""
-    with tempfile.TemporaryDirectory() as history, kind(Path(history), key=KEY) as queue:
-        queue.start_units(2)
-        queue.start_desk(recipe(), PROCESSES)
-        call = (lambda *a: apart(without_keys, *a)) if kind is Keyless else apart
-        across = queue.address(across=every_edge(recipe()), inline_bytes=0)
-        found: dict[str, float] = call(cycles, across, repeats, 0, list(SHAPES))
-        return {**found, "desk": call(questions, queue.address(), 20 * repeats)}
+def across_sockets(repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Every byte through storage units, and ``desk``: a question; with keys and without, in turns [s]."""
+    rounds, shapes = 5, list(SHAPES)
+    found: dict[type[QueueProcesses], list[dict[str, float]]] = {QueueProcesses: [], Keyless: []}
+    with contextlib.ExitStack() as stack:
+        queues = {kind: stack.enter_context(kind(Path(stack.enter_context(history())), key=KEY)) for kind in found}
+        for queue in queues.values():
+            queue.start_units(2)
+            queue.start_desk(recipe(), PROCESSES)
+        for turn in range(rounds):
+            for kind, queue in queues.items():
+                extra = (without_keys,) if kind is Keyless else ()
+                across = queue.address(across=every_edge(recipe()), inline_bytes=0)
+                times = apart(*extra, cycles, across, max(3, repeats // rounds), turn, shapes)
+                times["desk"] = apart(*extra, questions, queue.address(), 10 * repeats, turn)
+                found[kind].append(times)
+    with_keys, without = ({name: median(one[name] for one in times) for name in times[0]} for times in found.values())
+    return with_keys, without
 
 
-def questions(address: QueueAddress, repeats: int) -> float:
-    one = plane(address, "judge")
+def history() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def questions(address: QueueAddress, repeats: int, incarnation: int) -> float:
+    one = plane(address, "judge", incarnation=incarnation)
     found = median_s(lambda: one.depth("rows"), repeats)
     one.close()
     return found
@@ -249,13 +263,13 @@ def main() -> None:
     targets: list[tuple[str, bool]] = []
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     plain = apart(plain_figures, repeats)
-    with tempfile.TemporaryDirectory() as history, QueueProcesses(Path(history), key=KEY) as queue:
+    with history() as folder, QueueProcesses(Path(folder), key=KEY) as queue:
         queue.start_desk(recipe(), PROCESSES)
         address = queue.address()
         node = apart(cycles, address, repeats, 0, list(SHAPES))
         waits = apart(latencies, address, 200)
         polled = apart(polls, address, repeats)
-    across, keyless = socket_cycles(QueueProcesses, repeats), socket_cycles(Keyless, repeats)
+    across, keyless = across_sockets(repeats)
     speed = {}
     for name, (row_bytes, rows) in SHAPES.items():
         kinds = {
