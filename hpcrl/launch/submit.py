@@ -25,6 +25,7 @@ from hpcrl.launch.choose import make_layout
 from hpcrl.launch.cluster_check import cluster_problems
 from hpcrl.launch.earlier import earlier_pace
 from hpcrl.launch.find import root_for_new
+from hpcrl.launch.job_files import JobFiles
 from hpcrl.launch.jobs import record_job
 from hpcrl.launch.joined import queue_joined
 from hpcrl.launch.layout import Asked, Layout
@@ -213,17 +214,10 @@ def _create(prepared: Prepared) -> RunDirectory:
     try:
         write_code(code, run.path)
         (run.path / LOGS).mkdir()
+        write_text(run.path / "requirements.txt", freeze())
         origin = {"cwd": os.getcwd(), "host": host(), "user": getpass.getuser(), "command": sys.argv}
-        for name, text in (
-            ("layout.json", prepared.layout.to_json()),
-            ("site.json", prepared.site.to_json()),
-            ("job.json", facts.to_json()),
-            ("requirements.txt", freeze()),
-            (f"{LOGS}/submit.json", json.dumps(origin, indent=2) + "\n"),
-            # The main job's is the last: with it, the run can be submitted.
-            *((f"{LOGS}/{name}", script) for name, script in prepared.scripts(run.run_id).items()),
-        ):
-            write_text(run.path / name, text)
+        write_text(run.path / LOGS / "submit.json", json.dumps(origin, indent=2) + "\n")
+        JobFiles(prepared.layout, prepared.site, facts).write(run.path)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise CheckFailed([f"run directory {run.path} cannot be filled: {error}; choose another --run-dir"]) from error

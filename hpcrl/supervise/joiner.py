@@ -14,11 +14,9 @@ import time
 from pathlib import Path
 
 from hpcrl.config.codec import recipe_from_run
+from hpcrl.launch.job_files import JobFiles
 from hpcrl.launch.jobs import is_cancelled
 from hpcrl.launch.joined import is_dismissed
-from hpcrl.launch.layout import Layout
-from hpcrl.launch.render import JobFacts
-from hpcrl.launch.site import Site
 from hpcrl.plan.plan import Plan
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.errors import HpcrlError, RoleFailed
@@ -57,9 +55,8 @@ class Joiner:
     def __init__(self, path: Path, component: str, heard: Heard) -> None:
         self._run = RunDirectory.open(path)
         self._recipe = recipe_from_run(self._run)
-        self._layout = Layout.from_json((path / "layout.json").read_text())
-        self._site = Site.from_json((path / "site.json").read_text())
-        self._facts = JobFacts.from_json((path / "job.json").read_text(), self._run.path)
+        files = JobFiles.read(self._run.path)
+        self._layout, self._site, self._facts = files.layout, files.site, files.facts
         self._job = Job.from_environment(os.environ, 1)
         self._name, self._heard = component, heard
         self._nodes: tuple[str, ...] = ()

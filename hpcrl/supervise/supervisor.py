@@ -19,11 +19,9 @@ from pathlib import Path
 
 from hpcrl.checkpoint.cursor import read_cursor
 from hpcrl.config.codec import recipe_from_run
+from hpcrl.launch.job_files import JobFiles
 from hpcrl.launch.jobs import is_cancelled
 from hpcrl.launch.joined import dismiss_joined
-from hpcrl.launch.layout import Layout
-from hpcrl.launch.render import JobFacts
-from hpcrl.launch.site import Site
 from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.tracker import AskToEnd, tracker
 from hpcrl.run.atomic import write_json
@@ -72,9 +70,8 @@ class Supervisor:
     def __init__(self, path: Path, heard: Heard) -> None:
         self._run = RunDirectory.open(path)
         self._recipe = recipe_from_run(self._run)
-        self._layout = Layout.from_json((path / "layout.json").read_text())
-        self._site = Site.from_json((path / "site.json").read_text())
-        self._facts = JobFacts.from_json((path / "job.json").read_text(), self._run.path)
+        files = JobFiles.read(self._run.path)
+        self._layout, self._site, self._facts = files.layout, files.site, files.facts
         self._job = Job.from_environment(os.environ, len(self._layout.main))
         self._heard = heard
 

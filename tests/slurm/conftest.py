@@ -19,10 +19,11 @@ import hpcrl
 from hpcrl.config.codec import recipe_to_json
 from hpcrl.config.load import MODULE, sources
 from hpcrl.config.override import build_recipe
+from hpcrl.launch.job_files import JobFiles
 from hpcrl.launch.jobs import record_job, recorded_jobs, script_of
 from hpcrl.launch.joined import queue_joined
 from hpcrl.launch.layout import Layout
-from hpcrl.launch.render import JobFacts, render_all
+from hpcrl.launch.render import JobFacts
 from hpcrl.launch.site import PACKAGED, load_site
 from hpcrl.launch.slurm import Slurm
 from hpcrl.run.directory import RunDirectory
@@ -209,11 +210,7 @@ class JobRuns:
             signal_s=30,
             requeue=requeue,
         )
-        (path / "slurm").mkdir()
-        for name, text in (("layout", layout.to_json()), ("site", site.to_json()), ("job", facts.to_json())):
-            (path / f"{name}.json").write_text(text)
-        for name, text in render_all(layout, site, facts).items():
-            (path / "slurm" / name).write_text(text)
+        JobFiles(layout, site, facts).write(path)
         if before is not None:
             before(run)
         slurm = Slurm({**os.environ, **self.cluster.env})

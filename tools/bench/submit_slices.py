@@ -22,6 +22,7 @@ import hpcrl
 from hpcrl.config.codec import recipe_to_json
 from hpcrl.config.load import MODULE, sources
 from hpcrl.config.override import build_recipe
+from hpcrl.launch.job_files import JobFiles
 from hpcrl.launch.layout import Component, Layout
 from hpcrl.launch.render import JobFacts
 from hpcrl.launch.site import PACKAGED, load_site
@@ -101,10 +102,7 @@ def make_run(folder: Path, slices: int) -> tuple[RunDirectory, Plan]:
         signal_s=30,
         requeue=True,
     )
-    (folder / "slurm").mkdir()
-    texts = {"layout": layout.to_json(), "site": load_site(PACKAGED / "local-cluster.toml").to_json(), "job": facts.to_json()}
-    for name, text in texts.items():
-        (folder / f"{name}.json").write_text(text)
+    JobFiles(layout, load_site(PACKAGED / "local-cluster.toml"), facts).write(folder)
     return run, plan_of(recipe, layout, run.run_id)
 
 

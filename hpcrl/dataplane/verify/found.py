@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 from hpcrl.dataplane.ledger.events import Event
 from hpcrl.dataplane.rowids import describe
@@ -59,6 +60,15 @@ class Violation:
         return (", ".join(parts) + ": " if parts else "") + self.what + place
 
 
+class Where(TypedDict, total=False):
+    """Fields of a :class:`Violation` that say where it is."""
+
+    row: int | None
+    prompt: int | None
+    step: int | None
+    stream: str
+
+
 @dataclass
 class Findings:
     """Collects violations; knows which event is looked at.
@@ -76,18 +86,9 @@ class Findings:
     number: int | None = None
     event: Event | None = None
 
-    def add(
-        self,
-        rule: str,
-        what: str,
-        *,
-        row: int | None = None,
-        prompt: int | None = None,
-        step: int | None = None,
-        stream: str = "",
-    ) -> None:
+    def add(self, rule: str, what: str, **where: Unpack[Where]) -> None:
         """Keep a violation, or count it where there are many; it is where the events are at now."""
-        self.keep(self.violation(rule, what, row=row, prompt=prompt, step=step, stream=stream))
+        self.keep(self.violation(rule, what, **where))
 
     def keep(self, violation: Violation) -> None:
         """The same for one that was made before."""
@@ -95,29 +96,12 @@ class Findings:
         if self.counts[violation.rule] <= KEPT:
             self.kept.append(violation)
 
-    def violation(
-        self,
-        rule: str,
-        what: str,
-        *,
-        row: int | None = None,
-        prompt: int | None = None,
-        step: int | None = None,
-        stream: str = "",
-    ) -> Violation:
+    def violation(self, rule: str, what: str, **where: Unpack[Where]) -> Violation:
         """A violation where the events are at now, which is kept later or never."""
         if rule not in RULES:
             raise KeyError(rule)
         event = self.event
-        return Violation(
-            rule=rule,
-            what=what,
-            stream=event.stream if event is not None else stream,
-            row=row,
-            prompt=prompt,
-            step=step,
-            attempt=self.attempt,
-            event=self.number,
-            who="" if event is None else event.who,
-            t=None if event is None else event.t,
-        )
+        if event is None:
+            return Violation(rule=rule, what=what, attempt=self.attempt, event=self.number, **where)
+        where["stream"] = event.stream
+        return Violation(rule=rule, what=what, attempt=self.attempt, event=self.number, who=event.who, t=event.t, **where)
