@@ -76,30 +76,25 @@ class DeskClient:
             DataPlaneError: the client was closed.
             Stopped: while the desk had nothing to give.
         """
-        question = _question(make(0, 0))
         with self._lock:
-            op, sent = self._unanswered.pop(question, (None, 0))
-            if op is None:
-                self._last += 1
-                self._open_seqs.add(self._last)
-                op = make(self._last, min(self._open_seqs))
-        asked = _Asked(op, sent)
+            self._last += 1
+            op, sent = make(self._last, min(self._open_seqs, default=self._last)), 0
+            if self._unanswered:
+                op, sent = self._unanswered.pop(_question(op), (op, 0))
+            self._open_seqs.add(op.seq)
+        asked, open_still = _Asked(op, sent), False
         try:
-            answer = self._repeat(asked, what, wait_s)
+            return self._repeat(asked, what, wait_s)
         except NotAnswered:
+            question = _question(op)
             with self._lock:
-                if isinstance(op, Lease) and question not in self._unanswered:
-                    self._unanswered[question] = (op, asked.sent)
-                else:
+                if question and question not in self._unanswered:
+                    self._unanswered[question], open_still = (op, asked.sent), True
+            raise
+        finally:
+            if not open_still:
+                with self._lock:
                     self._open_seqs.discard(op.seq)
-            raise
-        except BaseException:
-            with self._lock:
-                self._open_seqs.discard(op.seq)
-            raise
-        with self._lock:
-            self._open_seqs.discard(op.seq)
-        return answer
 
     def close(self) -> None:
         """Let go of the sockets; questions under way end with an error. Safe to call twice."""
@@ -188,5 +183,5 @@ class DeskClient:
 
 
 def _question(op: AnyOp) -> bytes:
-    """What an operation asks for, whatever its number."""
+    """What a lease asks for, whatever its number; empty for any other operation."""
     return encode(msgspec.structs.replace(op, seq=0, oldest=0)) if isinstance(op, Lease) else b""
