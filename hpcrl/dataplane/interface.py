@@ -106,9 +106,14 @@ class Feedback:
 
 @dataclass(frozen=True)
 class StreamDepth:
-    """Live rows and blocks of a stream, and how many have each column."""
+    """Live rows and blocks of a stream, and how many have each column.
+
+    Attributes:
+        untrained: rows that are still to be trained; the others wait to be acknowledged.
+    """
 
     rows: int
+    untrained: int
     blocks: int
     rows_with: Mapping[str, int]
 

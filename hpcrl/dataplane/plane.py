@@ -239,7 +239,12 @@ class LedgerPlane(DataPlane):
         """See :meth:`DataPlane.depth`."""
         self._member.stream(stream)
         figures = self.figures(stream)[stream]
-        return StreamDepth(rows=figures["rows"], blocks=figures["blocks"], rows_with=figures["rows_with"])
+        return StreamDepth(
+            rows=figures["rows"],
+            untrained=figures["untrained_rows"],
+            blocks=figures["blocks"],
+            rows_with=figures["rows_with"],
+        )
 
     def figures(self, stream: str = "") -> dict[str, dict[str, Any]]:
         """See :meth:`DataPlane.figures`."""

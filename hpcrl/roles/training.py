@@ -154,7 +154,7 @@ class Leader:
             prompts=[int(np.asarray(group.columns["prompt_number"])[0]) for group in groups],
             **_summary(rows, step),
             **figures,
-            queue_rows=context.queue.depth(SAMPLES).rows,
+            queue_rows=context.queue.depth(SAMPLES).untrained,
             wait_s=waited,
             publish_s=published - trained,
             step_s=time.monotonic() - started,

@@ -152,6 +152,15 @@ def test_only_the_final_reader_clears(bench):
     assert train.depth(bench.name).rows == 0
 
 
+def test_trained_rows_count_no_longer_as_untrained(bench):
+    make, train = bench.plane("make"), bench.plane("train")
+    make.put(bench.name, rows(0, 1))
+    make.put(bench.name, rows(2))
+    train.trained(take(train, bench.name, max_rows=2), 1)
+    depth = train.depth(bench.name)
+    assert (depth.rows, depth.untrained) == (3, 1)
+
+
 def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(bench):
     make, score, train = bench.plane("make"), bench.plane("score"), bench.plane("train")
     good = rows(0, 1)
