@@ -155,8 +155,8 @@ def test_only_the_final_reader_clears(bench):
 def test_trained_rows_count_no_longer_as_untrained(bench):
     make, train = bench.plane("make"), bench.plane("train")
     make.put(bench.name, rows(0, 1))
+    train.trained(take(train, bench.name), 1)
     make.put(bench.name, rows(2))
-    train.trained(take(train, bench.name, max_rows=2), 1)
     depth = train.depth(bench.name)
     assert (depth.rows, depth.untrained) == (3, 1)
 
