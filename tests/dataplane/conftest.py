@@ -5,8 +5,10 @@ Each test has a desk of its own, a process; the storage units are shared by the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,23 @@ from hpcrl.testing.queue_processes import Contract, QueueProcesses, every_edge
 
 KEY = "0123456789abcdef" * 3
 COUNT = itertools.count()
+
+
+@pytest.fixture
+def files_up_to() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """Within it no file of this process may grow beyond so many bytes: to be left before pytest writes what came of a test,
+    since that may go to a file too."""
+
+    @contextlib.contextmanager
+    def limited(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture(scope="session")

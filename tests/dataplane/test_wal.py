@@ -3,12 +3,10 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-import resource
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -265,21 +263,13 @@ def test_a_forked_child_may_not_append(path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-@pytest.fixture
-def full_at_4096() -> Iterator[None]:
-    """No file of this process may grow beyond 4096 bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_leaves_the_log_as_it_was(path, full_at_4096):
+def test_a_full_disk_leaves_the_log_as_it_was(path, files_up_to):
     log = WriteAheadLog(path)
     log.append(b"a" * 1000)
     size = log.size
     for attempt in (lambda: log.append(b"b" * 4000), lambda: log.append(b"c", b"d" * 4000), lambda: log.compact(b"e" * 5000)):
-        with pytest.raises(DataPlaneError, match=r"cannot write .* MiB to .*ops.wal: File too large; .* MiB free"):
+        says = r"cannot write .* MiB to .*ops.wal: File too large; .* MiB free"
+        with files_up_to(4096), pytest.raises(DataPlaneError, match=says):
             attempt()
         assert path.stat().st_size == log.size == size
     assert [one.name for one in path.parent.iterdir()] == ["ops.wal"]

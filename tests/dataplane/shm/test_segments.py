@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -277,16 +276,12 @@ def test_a_file_cut_short_is_refused(folder, size):
         SegmentReader(folder, "n").read(ref)
 
 
-def test_no_room_is_said_and_leaves_nothing(folder):
+def test_no_room_is_said_and_leaves_nothing(folder, files_up_to):
     writer, reader = make(folder), SegmentReader(folder, "n")
     ref = fill(writer, 1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * SEGMENT, hard))
-    try:
-        with pytest.raises(DataPlaneError, match=r"cannot write .* MiB to .*00001.seg: .* MiB free, see `df"):
-            fill(writer, 2, 4 * SEGMENT)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    says = r"cannot write .* MiB to .*00001.seg: .* MiB free, see `df"
+    with files_up_to(2 * SEGMENT), pytest.raises(DataPlaneError, match=says):
+        fill(writer, 2, 4 * SEGMENT)
     assert names(folder) == ["00000.seg"]
     assert set(reader.read(ref)) == {1}
     assert set(reader.read(fill(writer, 2, 4 * SEGMENT))) == {2}
