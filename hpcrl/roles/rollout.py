@@ -76,7 +76,7 @@ class Rollout(Role):
 
     def run(self, context: RoleContext) -> None:
         """Produce every prompt of the schedule that is neither in the queue nor in the trainer's newest save, then close it."""
-        from hpcrl.data.tokenizer import PromptEncoder
+        from hpcrl.data.tokenizer import open_encoder
         from hpcrl.roles.generation import HttpGenerate
         from hpcrl.roles.producer import Producer
         from hpcrl.roles.prompting import PromptSource
@@ -89,7 +89,7 @@ class Rollout(Role):
         cursor = read_cursor(context.attempt.run.state)
         prompts = self.dataset.open()
         order = PromptOrder(len(prompts), recipe.seed, self.shuffle)
-        source = PromptSource(prompts, order, PromptEncoder(resolve_model(self.model)))
+        source = PromptSource(prompts, order, open_encoder(resolve_model(self.model)))
         with HttpGenerate(context, self.sampling) as generate:
             producer = Producer(
                 context,
