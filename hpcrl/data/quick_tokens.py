@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hpcrl.data.chat_template import read_template, special_tokens
 from hpcrl.data.dataset import Item
 
 if TYPE_CHECKING:
+    # The checks before a start do without it.
+    import numpy as np
     from tokenizers import Tokenizer
 
 _CHUNK = 4096
@@ -86,12 +86,14 @@ class QuickTokens:
         Raises:
             ValueError: as :meth:`text`.
         """
+        import numpy as np
+
         plain = isinstance(item.prompt, str)
         return np.array(self._tokenizer.encode(self.text(item), add_special_tokens=plain).ids, dtype=np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of response ids without special tokens."""
-        return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
+        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
 
     def lengths(self, items: Iterable[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
         """Each item with its tokens; with None where they can be seen to be 1 to ``most`` without counting them.
