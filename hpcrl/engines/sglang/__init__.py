@@ -1,0 +1,1 @@
+"""A real SGLang server as a child process."""
