@@ -20,6 +20,7 @@ from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag, back_off
 from hpcrl.supervise.running import run_to_record
 from hpcrl.supervise.spec import QUEUE_GROUP, identity_of
+from hpcrl.supervise.ways import log_ways
 from hpcrl.tracking.journal import Journal
 
 
@@ -36,6 +37,7 @@ class InProcessRun:
         if worlds:
             raise CheckFailed([f"group {name} forms a world of several processes; --in-process holds one" for name in worlds])
         self._recipe, self._attempt = recipe, attempt
+        self._ways = log_ways(recipe, plan)
         self._hub, self._processes = MemoryHub(), Counter(process.group for process in plan.processes)
         self._stops = {identity.name: StopFlag() for identity in identities}
         self._services = {i.name for i in identities if recipe.groups[i.group].role.service}
@@ -88,6 +90,7 @@ class InProcessRun:
             journal=journal,
             key=self._attempt.run.key,
             stop=stop,
+            ways=self._ways,
         )
 
         def work() -> None:

@@ -1,4 +1,4 @@
-"""CURVE on every socket of the data plane, with keys made from the run's secret.
+"""CURVE on the sockets between processes of a run, with keys made from the run's secret.
 
 A peer without the secret does not know the server's public key either, and never gets past the handshake.
 """
@@ -14,10 +14,14 @@ from zmq.utils import z85
 Pair = tuple[bytes, bytes]
 
 
-def curve_pair(key: str) -> Pair:
-    """Public and secret key, z85, that all peers of a run share."""
+def curve_pair(key: str, purpose: str = "queue") -> Pair:
+    """Public and secret key, z85, that all peers of a run share.
+
+    Args:
+        purpose: peers of another one have another pair.
+    """
     # libsodium takes any 32 bytes as a Curve25519 secret key.
-    secret = z85.encode(hashlib.sha256(b"hpcrl queue\0" + key.encode()).digest())
+    secret = z85.encode(hashlib.sha256(f"hpcrl {purpose}\0{key}".encode()).digest())
     return zmq.curve_public(secret), secret
 
 
