@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+# The real cluster is shared by all tests of this folder, and takes longest.
+_FIRST = Path(__file__).parent / "slurm"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
 )
 VOCAB_SIZE = 128
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several workers share the tests, those that share fixtures stay together, and what takes longest begins first."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        group = _FIRST if _FIRST in item.path.parents else item.path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
+    items.sort(key=lambda item: _FIRST not in item.path.parents)
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -67,3 +83,37 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 of two layers, 64 wide, with a character tokenizer; float32."""
     return _write_model(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Recipes and helpers that a test wrote and imported are not there for the next one, as in a process of its own."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
+            del sys.modules[name]
+
+
+def _orphans() -> set[str]:
+    """Files in shared memory that no living process has mapped, but for the folders of runs: those have an owner's lock."""
+    mapped: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            mapped |= {Path(found.path.removesuffix(" (deleted)")).name for found in process.memory_maps()}
+        except (psutil.Error, OSError):
+            continue
+    return {name for name in os.listdir("/dev/shm") if name not in mapped and not name.startswith(f"hpcrl-{os.getuid()}-")}
+
+
+@pytest.fixture
+def shared_memory_left() -> Callable[[str], set[str]]:
+    """What a run of that id left in shared memory, and, unless other tests run beside this one, what nobody will remove."""
+    before, alone = _orphans(), "PYTEST_XDIST_WORKER" not in os.environ
+
+    def left(run_id: str) -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if run_id in name} | (_orphans() - before if alone else set())
+
+    return left

@@ -1,7 +1,7 @@
-"""How many tokens a prompt has, by a model directory's ``tokenizer.json`` and chat template alone.
+"""Prompts to tokens and back, by a model directory's ``tokenizer.json`` and chat template alone.
 
-transformers takes seconds to import, and the checks before a start want no more than lengths. What a run trains on is encoded
-by :class:`hpcrl.data.tokenizer.PromptEncoder`.
+transformers takes seconds to import, in a process that has no other use for it. Tests hold both to the same ids and texts; what
+lacks a ``tokenizer.json`` is :class:`hpcrl.data.tokenizer.PromptEncoder`'s to read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hpcrl.data.chat_template import read_template, special_tokens
 from hpcrl.data.dataset import Item
 
 if TYPE_CHECKING:
+    # The checks before a start do without it.
+    import numpy as np
     from tokenizers import Tokenizer
 
 _CHUNK = 4096
@@ -26,7 +28,7 @@ _SHORT = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormal
 
 
 class QuickTokens:
-    """Counts the tokens of prompts.
+    """Encodes prompts, counts their tokens, and decodes responses.
 
     Raises:
         OSError, ValueError: a file cannot be read, or is no tokenizer.
@@ -40,8 +42,13 @@ class QuickTokens:
 
     @classmethod
     def reads(cls, path: Path) -> bool:
-        """Whether the directory has what is needed; otherwise it takes transformers to make a tokenizer of its files."""
-        return (path / "tokenizer.json").is_file()
+        """Whether the directory has what is needed; otherwise it takes transformers to make a tokenizer of its files.
+
+        Raises:
+            OSError, ValueError: ``tokenizer_config.json`` cannot be read.
+        """
+        # A leftover of early models: spaces before punctuation go when text is decoded.
+        return (path / "tokenizer.json").is_file() and not _settings(path).get("clean_up_tokenization_spaces")
 
     @classmethod
     def open(cls, path: Path) -> QuickTokens:
@@ -72,6 +79,21 @@ class QuickTokens:
             return self._template.render(item.prompt)
         except ValueError as error:
             raise ValueError(f"the chat template in {self._path} refused the messages: {error}") from error
+
+    def encode(self, item: Item) -> np.ndarray:
+        """Prompt ids of an item, int32 (tokens,).
+
+        Raises:
+            ValueError: as :meth:`text`.
+        """
+        import numpy as np
+
+        plain = isinstance(item.prompt, str)
+        return np.array(self._tokenizer.encode(self.text(item), add_special_tokens=plain).ids, dtype=np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of response ids without special tokens."""
+        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
 
     def lengths(self, items: Iterable[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
         """Each item with its tokens; with None where they can be seen to be 1 to ``most`` without counting them.

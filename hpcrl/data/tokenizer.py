@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from hpcrl.data.dataset import Item, Messages
+from hpcrl.data.quick_tokens import QuickTokens
+
+
+class Encoder(Protocol):
+    """Prompts to ids, and ids to text."""
+
+    def encode(self, item: Item) -> np.ndarray:
+        """Prompt ids of an item, int32 (tokens,); ``ValueError`` if there is no chat template for messages, or it refuses."""
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of response ids without special tokens."""
+
+
+def open_encoder(path: Path) -> Encoder:
+    """The tokenizer of a model directory, without transformers where that will do.
+
+    Raises:
+        OSError, ValueError: there is none or it cannot be read.
+    """
+    return QuickTokens.open(path) if QuickTokens.reads(path) else PromptEncoder(path)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -23,7 +43,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 class PromptEncoder:
-    """Turns items into prompt ids by the model's chat template, and response ids into text.
+    """An :class:`Encoder` by transformers, which takes any kind of tokenizer files.
 
     Raises:
         OSError, ValueError: the tokenizer cannot be read.

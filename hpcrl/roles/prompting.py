@@ -12,7 +12,7 @@ from hpcrl.data.cursor import PromptOrder
 from hpcrl.data.dataset import Item, Prompts
 
 if TYPE_CHECKING:
-    from hpcrl.data.tokenizer import PromptEncoder
+    from hpcrl.data.tokenizer import Encoder
     from hpcrl.dataplane.interface import ColumnData
 
 
@@ -52,7 +52,7 @@ class PromptSource:
 
     prompts: Prompts
     order: PromptOrder
-    encoder: PromptEncoder
+    encoder: Encoder
 
     def prompt(self, number: int) -> Prompt:
         """The prompt of that number."""

@@ -76,7 +76,7 @@ class Rollout(Role):
 
     def run(self, context: RoleContext) -> None:
         """Produce every prompt of the schedule that is neither in the queue nor in the trainer's newest save, then close it."""
-        from hpcrl.data.tokenizer import PromptEncoder
+        from hpcrl.data.tokenizer import open_encoder
         from hpcrl.roles.generation import HttpGenerate
         from hpcrl.roles.producer import Producer
         from hpcrl.roles.prompting import PromptSource
@@ -88,7 +88,7 @@ class Rollout(Role):
         held = context.queue.held(self.stream)
         prompts = self.dataset.open()
         order = PromptOrder(len(prompts), recipe.seed, self.shuffle)
-        source = PromptSource(prompts, order, PromptEncoder(resolve_model(self.model)))
+        source = PromptSource(prompts, order, open_encoder(resolve_model(self.model)))
         # By then the trainer has found a save whole, and one that it did not counts no longer.
         context.wait_feedback(SERVED, lambda newest: True if newest else None, "an engine that serves")
         cursor = read_cursor(context.attempt.run.state)

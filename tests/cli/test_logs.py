@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,13 @@ def test_the_tail_is_the_last_lines_whatever_the_block(
 def follow(attempt: Attempt, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-u", "-m", "hpcrl.cli.main", "logs", str(attempt.run.path), "-f", *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # As at a terminal; what a shell starts in the background ignores Ctrl-C, and its children too.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -1,17 +1,19 @@
-"""Lengths counted from the files are those that transformers' tokenizer gives."""
+"""Lengths, ids and texts from the files alone are those that transformers' tokenizer gives."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcrl.data.dataset import Item
 from hpcrl.data.quick_tokens import QuickTokens
-from hpcrl.data.tokenizer import PromptEncoder
+from hpcrl.data.tokenizer import PromptEncoder, open_encoder
 
 CHATML = (
     "{%- for message in messages %}\n"
@@ -56,10 +58,33 @@ def encoded(path: Path, prompts: tuple) -> list[int]:
     return [len(encoder.encode(Item(prompt=prompt, answer=""))) for prompt in prompts]
 
 
+def assert_alike(path: Path, prompts: tuple) -> None:
+    """Lengths, ids, and texts of ids: those of the prompts, each by itself, and random ones."""
+    assert lengths_of(path, prompts) == encoded(path, prompts)
+    assert QuickTokens.reads(path)
+    quick, slow = QuickTokens(path), PromptEncoder(path)
+    draw = random.Random(0)
+    ids = [[number] for number in range(min(quick.highest_id + 1, 300))]
+    ids += [[draw.randint(0, quick.highest_id) for _ in range(draw.randint(0, 40))] for _ in range(100)]
+    for prompt in prompts:
+        item = Item(prompt=prompt, answer="")
+        held = quick.encode(item)
+        assert held.dtype == np.int32
+        assert held.tolist() == slow.encode(item).tolist()
+        ids += [held.tolist()]
+    assert [quick.decode(one) for one in ids] == [slow.decode(one) for one in ids]
+
+
 @pytest.mark.parametrize("template", [None, CHATML, SPECIAL, TAGS], ids=["tiny", "chatml", "special", "tags"])
-def test_lengths_are_those_of_transformers(tiny_model: Path, tmp_path: Path, template: str | None):
-    path = model_of(tiny_model, tmp_path, template)
-    assert lengths_of(path, PROMPTS) == encoded(path, PROMPTS)
+def test_lengths_ids_and_texts_are_those_of_transformers(tiny_model: Path, tmp_path: Path, template: str | None):
+    assert_alike(model_of(tiny_model, tmp_path, template), PROMPTS)
+
+
+def test_what_early_models_do_to_spaces_is_left_to_transformers(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path, clean_up_tokenization_spaces=True)
+    assert not QuickTokens.reads(path)
+    assert isinstance(open_encoder(path), PromptEncoder)
+    assert isinstance(open_encoder(tiny_model), QuickTokens)
 
 
 def test_a_template_in_the_settings_and_tokens_only_there(tiny_model: Path, tmp_path: Path):
@@ -79,7 +104,7 @@ def test_a_template_in_the_settings_and_tokens_only_there(tiny_model: Path, tmp_
         eos_token={"__type": "AddedToken", **token, "content": "<end of it>", "special": True},
     )
     (path / "chat_template.jinja").unlink()
-    assert lengths_of(path, PROMPTS) == encoded(path, PROMPTS)
+    assert_alike(path, PROMPTS)
     assert QuickTokens(path).highest_id + 1 == len(PromptEncoder(path)._tokenizer)
 
 
@@ -184,5 +209,5 @@ def test_a_real_model_counts_alike():
     path = resolve_model(BUNDLED)
     texts = ["What is 3 + 4?", "naïve façade ½ 你好 👋🏽", "tabs\tand\n\nlines  ", "<|im_start|>user x<|im_end|>", "a" * 300]
     prompts = tuple(({"role": "user", "content": text},) for text in texts) + tuple(texts)
-    assert lengths_of(path, prompts) == encoded(path, prompts)
+    assert_alike(path, prompts)
     assert QuickTokens(path).highest_id == 49151

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -128,10 +126,9 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def nothing_left() -> Callable[[Ended], None]:
-    """Asserts that runs of this module left no process, port or shared memory behind."""
-    memory = set(os.listdir("/dev/shm"))
+@pytest.fixture
+def nothing_left(shared_memory_left: Callable[[str], set[str]]) -> Callable[[Ended], None]:
+    """Asserts that a run left no process, port or shared memory behind."""
 
     def check(ended: Ended) -> None:
         lines = [(p.pid, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"])]
@@ -140,12 +137,7 @@ def nothing_left() -> Callable[[Ended], None]:
             first, end = json.loads(plan.read_text())["ports"]
             taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
             assert not taken & set(range(first, end))
-        # Other runs of this machine come and go.
-        others = f"hpcrl-{os.getuid()}-(?!{RunDirectory.open(ended.path).run_id})"
-
-        def is_clean() -> bool | None:
-            return True if {name for name in os.listdir("/dev/shm") if not re.match(others, name)} <= memory else None
-
-        wait_for("/dev/shm to be as before", is_clean, seconds=10)
+        run_id = RunDirectory.open(ended.path).run_id
+        wait_for("shared memory to be as before", lambda: True if not shared_memory_left(run_id) else None, seconds=10)
 
     return check

@@ -57,6 +57,12 @@ def test_lock_step_in_processes_is_the_synchronous_run_bit_for_bit(alone: Any, a
     assert all(step["grad_norm"] > 0 and step["reward_std"] > 0 for step in apart.steps()), "there was something to learn"
 
 
+def test_the_history_proves_each_run(alone: Any, apart: Any, doubled: Any, launcher: Any):
+    for ended in (alone, apart, doubled):
+        code, output = launcher.call("verify", str(ended.path))
+        assert code == 0, output
+
+
 def test_engines_serve_what_the_trainer_published_at_every_version(alone: Any, apart: Any, doubled: Any):
     for ended in (alone, apart, doubled):
         check_served(ended)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -45,14 +46,13 @@ def nothing_is_left(run: Path) -> None:
     assert not taken & set(range(first, end))
 
 
-def test_a_run_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path):
-    shared_memory = set(os.listdir("/dev/shm"))
+def test_a_run_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path, shared_memory_left: Callable[[str], set[str]]):
     run = tmp_path / "run"
     code, output = finish(start(run))
     assert code == 0, output
     assert json.loads((run / "seen.json").read_text()) == list(range(40))
     nothing_is_left(run)
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert not shared_memory_left(RunDirectory.open(run).run_id)
     statuses = {name: record.status for name, record in DoneRecords(RunDirectory.open(run).latest()).read().items()}
     assert {statuses[f"{group}.0"] for group in ("source", "doubler", "sink")} == {"done"}
     assert statuses["idler.0"] == "done"
