@@ -212,6 +212,12 @@ class Leader:
         figures = engine.train_batch(samples)
         # What is saved once the next step has taken its prompts is still of this one.
         self._cursor = Cursor(step=engine.step, prompts=self._collector.taken_below, beyond=self._collector.taken_beyond)
+        # Before anything that a stop may end: a save holds what was trained, and must know of its rows.
+        blocks = [block for group in groups for block in group.blocks]
+        context.queue.trained(Batch(SAMPLES, {}, tuple(blocks)), engine.step)
+        summary = _summary(rows, step)
+        assert self._saves is not None
+        self._saves.trained(blocks, {**summary, **figures})
         assert self._keeper is not None
         self._keeper.keep(engine.step, groups, [sample.advantage for sample in samples])
         if self._is_due():
@@ -219,11 +225,6 @@ class Leader:
         trained = time.monotonic()
         version = self._publish()
         published = time.monotonic()
-        blocks = [block for group in groups for block in group.blocks]
-        context.queue.trained(Batch(SAMPLES, {}, tuple(blocks)), engine.step)
-        summary = _summary(rows, step)
-        assert self._saves is not None
-        self._saves.trained(blocks, {**summary, **figures})
         context.journal.write(
             "step",
             step=engine.step,
