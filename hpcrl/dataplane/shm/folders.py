@@ -2,7 +2,7 @@
 
 ::
 
-    ROOT/hpcrl-UID-RUNID/aN/owners/PID.XXXXXXXX   locked by a process of the attempt for as long as it lives
+    ROOT/hpcrl-UID-RUNID/aN/owners/PID.RANDOM     locked by a process of the attempt for as long as it lives
     ROOT/hpcrl-UID-RUNID/aN/GROUP.RANK/LIFE/      segments of one life of one writer
 
 Owners are told by a lock, not by pid and start time: the kernel drops it however the process ends, a pid that is used
