@@ -77,7 +77,10 @@ def test_every_prompt_is_trained_once(alone: Any, apart: Any, doubled: Any):
 
 def test_the_window_bounds_the_version_lag(apart: Any, doubled: Any):
     assert {step["version_lag_max"] for step in apart.steps()} == {0}
-    assert [step["version_lag_max"] for step in doubled.steps()] == [0, 1, 1]
+    lags = [step["version_lag_max"] for step in doubled.steps()]
+    # Rollout may run ahead, and on a busy machine it does not always.
+    assert lags[0] == 0
+    assert max(lags) == 1
 
 
 def test_two_ranks_learn_as_one(apart: Any, doubled: Any):

@@ -2,7 +2,7 @@
 
 ::
 
-    ROOT/hpcrl-UID-RUNID/aN/owners/PID.XXXXXXXX   locked by a process of the attempt for as long as it lives
+    ROOT/hpcrl-UID-RUNID/aN/owners/PID.RANDOM     locked by a process of the attempt for as long as it lives
     ROOT/hpcrl-UID-RUNID/aN/GROUP.RANK/LIFE/      segments of one life of one writer
     ROOT/hpcrl-UID-RUNID/aN/weights/              the node's policy weights; see hpcrl.checkpoint.publish.node
 
