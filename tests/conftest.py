@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-# The real cluster is shared by all tests of this folder, and takes longest.
-_FIRST = Path(__file__).parent / "slurm"
+# They share the real cluster, and take longest.
+_CLUSTER = "tests/slurm/"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
@@ -19,14 +20,22 @@ CHAT_TEMPLATE = (
 VOCAB_SIZE = 128
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several workers share the tests, those that share fixtures stay together, and what takes longest begins first."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        group = _FIRST if _FIRST in item.path.parents else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
-    items.sort(key=lambda item: _FIRST not in item.path.parents)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where several workers share the tests, those that share fixtures stay together."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Lanes(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _CLUSTER if nodeid.startswith(_CLUSTER) else str(super()._split_scope(nodeid))
+
+    return Lanes(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, beside the others."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not item.nodeid.startswith(_CLUSTER))
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -15,5 +15,5 @@ mypy
 # Two workers: much of the time is waiting for processes to start. Real clusters and real processes with deadlines share this
 # host with whatever else runs on it: what fails is run once more, alone, and both outcomes stay in the output. What fails
 # twice fails.
-python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder "${marks[@]}" "$@" ||
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "${marks[@]}" "$@" ||
   python -m pytest "${marks[@]}" --last-failed --last-failed-no-failures none "$@"

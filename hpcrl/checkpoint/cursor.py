@@ -24,19 +24,37 @@ class Cursor:
     beyond: frozenset[int] = frozenset()
 
     def to_record(self) -> dict[str, Any]:
-        """JSON-like, for the save's record."""
+        """JSON-like, for the save's manifest."""
         return {"step": self.step, "prompts": self.prompts, "beyond": sorted(self.beyond)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Cursor:
         """Back from :meth:`to_record`; the start of a run from None."""
-        if record is None:
+        if not record:
             return cls()
         return cls(record["step"], record["prompts"], frozenset(record["beyond"]))
 
 
 def read_cursor(folder: Path) -> Cursor:
-    """The cursor of the newest whole save; the start of a run if there is none."""
-    # Names have the step in a fixed width, so the last one is the newest.
-    records = sorted(folder.glob("step-*/record.json"))
-    return Cursor.from_record(json.loads(records[-1].read_text())["caller"]) if records else Cursor()
+    """The cursor of the newest committed save; the start of a run if there is none.
+
+    Args:
+        folder: ``RUN/state``.
+
+    Raises:
+        StateError: the newest save is of another run, or of a later version of hpcrl.
+    """
+    # Recipes import this module, and most never ask.
+    from hpcrl.checkpoint.state.manifest import newest
+
+    manifest = newest(folder, run_of(folder))
+    return Cursor() if manifest is None else Cursor.from_record(manifest.cursor)
+
+
+def run_of(folder: Path) -> str | None:
+    """Id of the run whose saves lie in ``RUN/state``; None where there is no run around it."""
+    try:
+        run_id: str = json.loads((folder.parent / "run.json").read_text())["run_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return run_id

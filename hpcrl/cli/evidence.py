@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from hpcrl.algorithms.pacing import version_needed
-from hpcrl.checkpoint.cursor import Cursor, read_cursor
+from hpcrl.checkpoint.cursor import Cursor
+from hpcrl.checkpoint.state.layout import MANIFEST
+from hpcrl.checkpoint.state.manifest import newest
 from hpcrl.config.diff import read_resolved
 from hpcrl.dataplane.history import FOLDER
 from hpcrl.dataplane.history.reader import HistoryReader
@@ -126,11 +128,7 @@ def _sum(prompts: Iterable[int] | None) -> PromptSum | None:
 
 def _newest(run: RunDirectory) -> tuple[Cursor | None, str]:
     """The newest save's cursor, None where there is no save that has one; and the file that it is in."""
-    try:
-        cursor = read_cursor(run.state)
-    except FileNotFoundError:
-        # A newer save has just taken its place.
-        cursor = read_cursor(run.state)
-    except (KeyError, TypeError, ValueError):
+    manifest = newest(run.state, run.run_id)
+    if manifest is None:
         return None, ""
-    return (cursor, f"state/step-{cursor.step:08d}/record.json") if cursor.step else (None, "")
+    return Cursor.from_record(manifest.cursor), f"{run.state.name}/{manifest.name}/{MANIFEST}"

@@ -13,12 +13,14 @@ from hpcrl.run.errors import CheckFailed, HpcrlError
 # name: (module that holds it as ``command``, help in one line)
 COMMANDS = {
     "run": ("hpcrl.cli.run", "Run a recipe, here or on the nodes of this Slurm job."),
-    "submit": ("hpcrl.cli.submit", "Check a recipe, keep its code, and queue it on a Slurm cluster."),
+    "submit": ("hpcrl.cli.submit", "Check a recipe, keep its code, queue it on a Slurm cluster."),
     "plan": ("hpcrl.cli.plan", "Show where a recipe's roles would be placed; start nothing."),
     "list": ("hpcrl.cli.list", "List runs: what each is doing, and how far it is."),
     "status": ("hpcrl.cli.status", "Show where a run is and what each process is at."),
     "logs": ("hpcrl.cli.logs", "Show or follow the logs of a run's processes."),
-    "queue": ("hpcrl.cli.queue", "Show what is in a run's queue, why a row waits; export its rows."),
+    "queue": ("hpcrl.cli.queue", "Show what is in a run's queue, why a row waits; export it."),
+    "ckpt": ("hpcrl.cli.ckpt", "List, verify, prune, export a run's saves and versions."),
+    "trajectories": ("hpcrl.cli.trajectories", "Browse what a run was trained on: prompts, answers, rewards."),
     "verify": ("hpcrl.cli.verify", "Prove that no row of a run was lost or trained twice."),
     "cancel": ("hpcrl.cli.cancel", "Let a run on a cluster save and end, or end it at once."),
     "resume": ("hpcrl.cli.resume", "Queue a further job for a run, which goes on where it ended."),

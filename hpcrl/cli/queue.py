@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ from hpcrl.run.errors import CheckFailed
 if TYPE_CHECKING:
     from hpcrl.cli.observe import Observer
     from hpcrl.dataplane.snapshot.read import Snapshot
+    from hpcrl.dataplane.snapshot.write import Compression
     from hpcrl.run.directory import RunDirectory
 
 HDF5, JSON_LINES = (".h5", ".hdf5"), (".jsonl",)
@@ -229,7 +231,18 @@ def write(snapshot: Snapshot, stream: str | None, path: Path, *, compress: bool)
         infos = [info for info in merged.infos() if info.stream in names]
         size = sum(counts.bytes for name, counts in snapshot.manifest.streams.items() if name in names)
         length = sum(info.rows for info in infos)
+        columns = {name: merged.columns[name] for name in names}
+        blocks = itertools.chain.from_iterable(merged.blocks(name) for name in names)
         with click.progressbar(length=length, label="rows", file=sys.stderr, hidden=size < SHOW_PROGRESS) as bar:
             if path.suffix in JSON_LINES:
-                return export_jsonl(merged, names, path, progress=bar.update)
-            return export_hdf5(snapshot, merged, names, path, progress=bar.update, compression="gzip" if compress else "none")
+                return export_jsonl(columns, blocks, path, progress=bar.update)
+            of = snapshot.manifest
+            about: dict[str, str | int | float] = {
+                "run_id": of.run_id,
+                "attempt": of.attempt,
+                "number": of.number,
+                "t": of.t,
+                "policy_version": of.policy_version,
+            }
+            kind: Compression = "gzip" if compress else "none"
+            return export_hdf5(columns, blocks, path, about=about, progress=bar.update, compression=kind)

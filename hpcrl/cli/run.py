@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a recipe parameter or field; repeatable.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept [runs/RECIPE-TIME].")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Continue this run instead of a recipe.")
+@click.option("--force", is_flag=True, help="With --resume: go on even with another model, tokenizer or dataset.")
 @click.option("--in-process", is_flag=True, help="Every role in a thread of this process, rows in memory.")
 @click.option("--tracking-uri", metavar="URI", help="MLflow server [a database in the run directory].")
 def command(
@@ -27,6 +28,7 @@ def command(
     sets: tuple[str, ...],
     run_dir: Path | None,
     resume: Path | None,
+    force: bool,
     in_process: bool,
     tracking_uri: str | None,
 ) -> None:
@@ -41,8 +43,12 @@ def command(
         raise click.UsageError("name a RECIPE, or a run with --resume")
     if resume is not None and (sets or run_dir):
         raise click.UsageError("--resume continues a run as it is: it takes no --set and no --run-dir")
+    if force and resume is None:
+        raise click.UsageError("--force is for --resume")
     try:
-        built, run, plan = _reopen(resume) if resume is not None else _create(recipe, sets, run_dir)  # type: ignore[arg-type]
+        built, run, plan = (
+            _reopen(resume, force=force) if resume is not None else _create(recipe, sets, run_dir)  # type: ignore[arg-type]
+        )
     except CheckFailed as failed:
         click.echo(f"hpcrl: {failed}\nnothing was started", err=True)
         sys.exit(2)
@@ -69,12 +75,14 @@ def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Re
     return recipe, run, plan
 
 
-def _reopen(path: Path) -> tuple[Recipe, RunDirectory, Plan]:
+def _reopen(path: Path, *, force: bool) -> tuple[Recipe, RunDirectory, Plan]:
     from hpcrl.config.codec import recipe_from_run
     from hpcrl.plan.local import local_allocation
     from hpcrl.plan.plan import make_plan
+    from hpcrl.roles.identity import check_resume
     from hpcrl.run.directory import RunDirectory
 
     run = RunDirectory.open(path)
     recipe = recipe_from_run(run)
+    check_resume(run, recipe, force=force)
     return recipe, run, make_plan(recipe, local_allocation(), run.run_id)

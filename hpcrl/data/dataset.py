@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 # What chat templates take: {"role": …, "content": …} each.
@@ -67,6 +67,16 @@ class Dataset:
             CheckFailed: what is wrong with the data, every reason with its file and line.
         """
         raise TypeError(f"{type(self).__qualname__} must define open()")
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the items are made from, by name, so that a run goes on with the same ones: the settings.
+
+        A dataset that reads files names what they hold instead of where they lie.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        return {"kind": type(self).__qualname__, **{one.name: repr(getattr(self, one.name)) for one in fields(self)}}
 
     @property
     def procedural(self) -> bool:

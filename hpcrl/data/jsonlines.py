@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrl.data.dataset import Dataset, Item, Prompts
+from hpcrl.run.digest import fingerprint
 from hpcrl.run.errors import CheckFailed
 
 _MOST_PROBLEMS = 20
@@ -57,6 +58,11 @@ class JsonLines(Dataset):
         if problems:
             raise CheckFailed(problems)
         return items
+
+    def fingerprint(self) -> dict[str, str]:
+        """The settings and the files' checksums."""
+        files = {f"file {number}": fingerprint(Path(name).expanduser()) for number, name in enumerate(self.paths, start=1)}
+        return {name: value for name, value in super().fingerprint().items() if name != "paths"} | files
 
     def _read(self, path: Path, problems: list[str]) -> Iterator[Item]:
         with open(path, encoding="utf-8") as file:

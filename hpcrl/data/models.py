@@ -51,8 +51,10 @@ def model_problems(path: Path) -> list[str]:
     rows = config.get("vocab_size")
     if not isinstance(rows, int) or rows < 1:
         return [f"{path / 'config.json'} has no vocab_size"]
+    from hpcrl.data.tokenizer import open_encoder
+
     try:
-        highest = _highest_token_id(path)
+        highest = open_encoder(path).highest_id
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"the tokenizer in {path} cannot be loaded: {error}"]
     return vocabulary_problems(path, rows, highest + 1)
@@ -101,16 +103,6 @@ def context_length(path: Path) -> int | None:
     """The most positions the model was made for, where its configuration says."""
     length = read_config(path).get("max_position_embeddings")
     return length if isinstance(length, int) else None
-
-
-def _highest_token_id(path: Path) -> int:
-    from hpcrl.data.quick_tokens import QuickTokens
-
-    if QuickTokens.reads(path):
-        return QuickTokens.open(path).highest_id
-    from hpcrl.data.tokenizer import load_tokenizer
-
-    return max(load_tokenizer(path).get_vocab().values(), default=-1)
 
 
 def _complete(path: Path) -> Path:

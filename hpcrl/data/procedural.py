@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from hpcrl.config.nearest import nearest
@@ -34,6 +35,10 @@ class ReasoningGym(Dataset):
     def procedural(self) -> bool:
         """Items are generated."""
         return True
+
+    def fingerprint(self) -> dict[str, str]:
+        """The settings and the generator's version."""
+        return super().fingerprint() | {"reasoning-gym": version("reasoning-gym")}
 
     def open(self) -> Prompts:
         """The task's generator.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _CHUNK = 4096
+_EVEN_FOR_BPE = "_for_bpe_even_though_it_will_corrupt_output"
 # None of them makes plain ASCII text longer.
 _SHORT = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Strip"}
 
@@ -36,25 +37,27 @@ class QuickTokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        settings = _settings(path)
+        self._settings = settings = _settings(path)
         self._tokenizer = _tokenizer(path / "tokenizer.json", settings)
         self._template = read_template(path, settings)
 
     @classmethod
     def reads(cls, path: Path) -> bool:
-        """Whether the directory has what is needed; otherwise it takes transformers to make a tokenizer of its files.
-
-        Raises:
-            OSError, ValueError: ``tokenizer_config.json`` cannot be read.
-        """
-        # A leftover of early models: spaces before punctuation go when text is decoded.
-        return (path / "tokenizer.json").is_file() and not _settings(path).get("clean_up_tokenization_spaces")
+        """Whether the directory has what is needed; otherwise it takes transformers to make a tokenizer of its files."""
+        return (path / "tokenizer.json").is_file()
 
     @classmethod
     def open(cls, path: Path) -> QuickTokens:
         """The one of a directory; roles of one recipe share it while its files stay as they are."""
         files = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
         return _opened(path, tuple((path / name).stat().st_mtime_ns if (path / name).exists() else 0 for name in files))
+
+    @property
+    def tidies(self) -> bool:
+        """Whether transformers takes spaces before punctuation out of decoded text, which is not done here: not for BPE."""
+        wanted, always = (f"clean_up_tokenization_spaces{more}" for more in ("", _EVEN_FOR_BPE))
+        bpe = type(self._tokenizer.model).__name__ == "BPE"
+        return bool(self._settings.get(wanted) and (self._settings.get(always) or not bpe))
 
     @cached_property
     def highest_id(self) -> int:
@@ -93,7 +96,9 @@ class QuickTokens:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of response ids without special tokens."""
-        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
+        import numpy as np
+
+        return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
 
     def lengths(self, items: Iterable[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
         """Each item with its tokens; with None where they can be seen to be 1 to ``most`` without counting them.
@@ -170,8 +175,7 @@ def _tokenizer(file: Path, settings: dict[str, Any]) -> Tokenizer:
     data = file.read_bytes()
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    # The library knows no narrower kind of error.
-    except Exception as error:
+    except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from error
     # As transformers does: tokens that only the settings name come after the others.
     try:

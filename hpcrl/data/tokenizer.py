@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcrl.data.dataset import Item, Messages
 from hpcrl.data.quick_tokens import QuickTokens
 
+if TYPE_CHECKING:
+    # The checks before a start do without it.
+    import numpy as np
+
 
 class Encoder(Protocol):
     """Prompts to ids, and ids to text."""
+
+    @property
+    def highest_id(self) -> int:
+        """The highest token id; -1 if there are no tokens."""
+
+    def lengths(self, items: Iterable[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
+        """Each item with its tokens, or with None where they are surely 1 to ``most``; ``ValueError`` names the item."""
 
     def encode(self, item: Item) -> np.ndarray:
         """Prompt ids of an item, int32 (tokens,); ``ValueError`` if there is no chat template for messages, or it refuses."""
@@ -28,18 +38,8 @@ def open_encoder(path: Path) -> Encoder:
     Raises:
         OSError, ValueError: there is none or it cannot be read.
     """
-    return QuickTokens.open(path) if QuickTokens.reads(path) else PromptEncoder(path)
-
-
-def load_tokenizer(path: Path) -> Any:
-    """The Hugging Face tokenizer of a model directory, from local files alone.
-
-    Raises:
-        OSError, ValueError: there is none or it cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    quick = QuickTokens.open(path) if QuickTokens.reads(path) else None
+    return PromptEncoder(path) if quick is None or quick.tidies else quick
 
 
 class PromptEncoder:
@@ -50,8 +50,15 @@ class PromptEncoder:
     """
 
     def __init__(self, path: Path) -> None:
+        from transformers import AutoTokenizer
+
         self._path = path
-        self._tokenizer = load_tokenizer(path)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+    @cached_property
+    def highest_id(self) -> int:
+        """The highest token id; -1 if there are no tokens."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
 
     @property
     def has_template(self) -> bool:
@@ -64,6 +71,8 @@ class PromptEncoder:
         Raises:
             ValueError: the item holds messages and the model has no chat template, or the template refused them.
         """
+        import numpy as np
+
         if isinstance(item.prompt, str):
             ids = self._tokenizer(item.prompt)["input_ids"]
         elif not self.has_template:
@@ -74,7 +83,21 @@ class PromptEncoder:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of response ids without special tokens."""
+        import numpy as np
+
         return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
+
+    def lengths(self, items: Iterable[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
+        """Each item with its tokens, all of them counted.
+
+        Raises:
+            ValueError: as :meth:`encode`, with the item's source.
+        """
+        for item in items:
+            try:
+                yield item, len(self.encode(item))
+            except ValueError as error:
+                raise ValueError(f"{item.source}: {error}") from error
 
     def _template(self, messages: Messages) -> list[int]:
         from jinja2 import TemplateError

@@ -78,7 +78,6 @@ def connect(
     key: str = "",
     stop: StopFlag | None = None,
     lease_s: float = 30.0,
-    settled: Mapping[str, Sequence[int]] | None = None,
 ) -> DataPlane:
     """Connect one process of a role. Deadlines are those of the recipe's limits.
 
@@ -91,7 +90,6 @@ def connect(
         key: the run's secret; the hub needs none.
         stop: ends waits, for room or for rows.
         lease_s: how long rows stay this process's without a word of it [s].
-        settled: by stream, rows that a durable checkpoint holds as trained.
 
     Raises:
         DataPlaneError: the desk does not answer.
@@ -100,7 +98,7 @@ def connect(
     limits, life = recipe.limits, life_of(attempt, incarnation)
     if isinstance(queue, MemoryHub):
         wait_s = limits.wait_s
-        return MemoryPlane(member, queue, life=life, wait_s=wait_s, lease_s=lease_s, settled=settled, stop=stop)
+        return MemoryPlane(member, queue, life=life, wait_s=wait_s, lease_s=lease_s, stop=stop)
     from hpcrl.dataplane.desk.client import DeskClient
 
     mover = None
@@ -120,7 +118,7 @@ def connect(
     )
     desk = DeskClient(member.name, queue.desk, key=key, call_s=limits.call_s, stop=stop)
     try:
-        return LedgerPlane(member, desk, store, life=life, wait_s=limits.wait_s, lease_s=lease_s, settled=settled)
+        return LedgerPlane(member, desk, store, life=life, wait_s=limits.wait_s, lease_s=lease_s)
     except BaseException:
         desk.close()
         store.close()

@@ -195,6 +195,9 @@ class DataPlane(ABC):
     def acknowledge(self, batch: Batch) -> None:
         """This group is done with the rows; those of the final reader are gone for good. Rows that are gone are no error.
 
+        A final reader that was started again begins with this for the rows that its checkpoint holds as trained: nobody
+        knows whether it was killed before or after it had said so.
+
         Raises:
             DataPlaneError: the final reader lost the lease, and another process has the rows.
         """

@@ -7,10 +7,12 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from hpcrl.dataplane.desk.wire import gives_nothing
+from hpcrl.dataplane.history.writer import HistoryWriter
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger import ops
 from hpcrl.dataplane.ledger.ledger import Ledger
@@ -26,10 +28,15 @@ _LOOK_S = 0.25
 
 
 class MemoryHub:
-    """What all the planes of one process share: the ledger of the run, and the bytes."""
+    """What all the planes of one process share: the ledger of the run, and the bytes.
 
-    def __init__(self) -> None:
+    Args:
+        history: ``RUN/attempt_N/history``; None = nobody is to prove anything of this run.
+    """
+
+    def __init__(self, history: Path | None = None) -> None:
         self._changed = threading.Condition()
+        self._history = None if history is None else HistoryWriter(history)
         self._ledger: Ledger | None = None
         self._rules: Rules | None = None
         self._seqs: dict[tuple[str, int], itertools.count[int]] = defaultdict(lambda: itertools.count(1))
@@ -113,12 +120,20 @@ class MemoryHub:
             for ref in refs:
                 self._bytes.pop(ref.index, None)
 
+    def close(self) -> None:
+        """No plane asks any more: end the history."""
+        if self._history is not None:
+            self._history.close()
+
     def _apply(self, op: ops.AnyOp) -> ops.Answer:
         assert self._ledger is not None
         now = time.time()
         gone: set[tuple[str, int]] = set()
         for one in (*self._ledger.due(now), op):
+            number = self._ledger.events
             answer, events = self._ledger.apply(one, now)
+            if self._history is not None and events:
+                self._history.append(number, events)
             gone |= {(e.stream, first) for e in events if e.kind in ("cleared", "dropped") for first, _ in e.blocks}
         if isinstance(op, ops.Fill):
             gone |= {(op.stream, first) for first in op.blocks if not self._ledger.holds(op.stream, first)}
@@ -137,7 +152,6 @@ class MemoryPlane(LedgerPlane):
         life: of the process; see :class:`hpcrl.dataplane.ledger.ops.Op`.
         wait_s: the longest that a put waits for room in its stream [s].
         lease_s: how long rows stay this process's after it was closed [s].
-        settled: by stream, rows that a durable checkpoint holds as trained.
         stop: ends waits.
     """
 
@@ -149,12 +163,11 @@ class MemoryPlane(LedgerPlane):
         life: int,
         wait_s: float,
         lease_s: float,
-        settled: Mapping[str, Sequence[int]] | None = None,
         stop: StopFlag | None = None,
     ) -> None:
         hub.join(rules_of(member.recipe, member.processes))
         desk, store = _HubDesk(member.name, hub, stop or StopFlag()), _HubStore(hub)
-        super().__init__(member, desk, store, life=life, wait_s=wait_s, lease_s=lease_s, settled=settled)
+        super().__init__(member, desk, store, life=life, wait_s=wait_s, lease_s=lease_s)
 
 
 class _HubDesk:

@@ -75,7 +75,6 @@ class LedgerPlane(DataPlane):
         life: of this process; see :class:`hpcrl.dataplane.ledger.ops.Op`.
         wait_s: the longest that a put waits for room [s].
         lease_s: how long rows stay this process's without a word of it [s].
-        settled: by stream, rows that a durable checkpoint holds as trained.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class LedgerPlane(DataPlane):
         life: int,
         wait_s: float,
         lease_s: float,
-        settled: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._member, self._desk, self._store, self._life = member, desk, store, life
         self._wait_s, self._lease_s = wait_s, lease_s
@@ -95,7 +93,7 @@ class LedgerPlane(DataPlane):
         self._lock = threading.Lock()
         self._closed: set[str] = set()
         self._said_at = time.monotonic()
-        self._do("begin", ops.Hello, settled={name: list(rows) for name, rows in (settled or {}).items()})
+        self._do("begin", ops.Hello)
         self._end = threading.Event()
         self._beats = threading.Thread(target=self._beat, name=f"{member.name}-beats", daemon=True)
         self._beats.start()

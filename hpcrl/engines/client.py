@@ -173,23 +173,23 @@ class EngineClient:
         }
         if expect_hash is not None:
             body["expect_hash"] = expect_hash
-        answer = self._ask("POST", "/update_weights_from_disk", body, seconds=seconds, repeat=False)
+        answer = self.ask("POST", "/update_weights_from_disk", body, seconds=seconds, repeat=False)
         if not answer.get("success"):
             raise EngineRefused(self.url, "/update_weights_from_disk", str(answer.get("message")))
         return WeightUpdate(str(answer.get("message")), answer.get("hash"))
 
     def pause(self, mode: Literal["abort", "retract", "in_place"] = "abort") -> None:
         """Hold generation: answer what runs as it stands, send it back to the line, or freeze it with its cache."""
-        self._ask("POST", "/pause_generation", {"mode": mode})
+        self.ask("POST", "/pause_generation", {"mode": mode})
 
     def continue_(self) -> None:
         """Go on after :meth:`pause`."""
-        self._ask("POST", "/continue_generation", {})
+        self.ask("POST", "/continue_generation", {})
 
     def abort(self, rid: str | None = None) -> None:
         """End this client's request of that name, or every request of the engine; they are answered with what they have."""
         if rid is None:
-            self._ask("POST", "/abort_request", {"abort_all": True})
+            self.ask("POST", "/abort_request", {"abort_all": True})
             return
         # A server knows a request of several samples by one name a sample; one that has ended already is no error.
         calls = [
@@ -202,7 +202,7 @@ class EngineClient:
     def health(self) -> bool:
         """Whether the engine says that it can serve."""
         try:
-            self._ask("GET", "/health", None, seconds=min(self._call_s, _CONNECT_S), repeat=False)
+            self.ask("GET", "/health", None, seconds=min(self._call_s, _CONNECT_S), repeat=False)
         except EngineError:
             return False
         return True
@@ -223,7 +223,7 @@ class EngineClient:
 
     def model_info(self) -> ModelInfo:
         """What the engine serves now."""
-        info = self._ask("GET", "/model_info", None)
+        info = self.ask("GET", "/model_info", None)
         try:
             version = version_number(info["weight_version"], self._initial_version)
             return ModelInfo(str(info["model_path"]), version, info.get("weight_hash"))
@@ -262,9 +262,17 @@ class EngineClient:
             raise EngineRefused(self.url, "/generate", what) from error
         return [flat[i : i + samples] for i in range(0, len(flat), samples)]
 
-    def _ask(
+    def ask(
         self, method: str, route: str, body: dict[str, Any] | None, *, seconds: float | None = None, repeat: bool = True
     ) -> Any:
+        """Call a route with a JSON body; returns the answer's JSON, or its text where it is none.
+
+        Args:
+            repeat: calling it twice does no harm.
+
+        Raises:
+            EngineRefused, EngineUnavailable: as :meth:`generate`.
+        """
         call = self._call(method, route, body, seconds=self._call_s if seconds is None else seconds, repeat=repeat)
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 

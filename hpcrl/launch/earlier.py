@@ -19,7 +19,8 @@ from hpcrl.run.errors import CheckFailed
 _DATED = 64
 _OPENED = 8
 # Beside every number with a fraction: rates, thresholds, temperatures.
-_NO_MATTER = frozenset(["name", "seed", "steps", "save_every", "keep_states", "keep_weights"])
+_KEPT = ("keep_states", "keep_states_every", "keep_best_states", "best_by", "keep_weights")
+_NO_MATTER = frozenset(["name", "seed", "steps", "save_every", *_KEPT, "base_every", "trajectories"])
 
 
 def earlier_pace(root: Path, names: Sequence[str], recipe: Mapping[str, Any], layout: Layout, site: str) -> Pace | None:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 
 from hpcrl.dataplane.connect import connect
+from hpcrl.dataplane.history import FOLDER
 from hpcrl.dataplane.memory import MemoryHub
 from hpcrl.plan.plan import Plan
 from hpcrl.recipe import Recipe
@@ -20,6 +21,7 @@ from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag, back_off
 from hpcrl.supervise.running import run_to_record
 from hpcrl.supervise.spec import QUEUE_GROUP, identity_of
+from hpcrl.supervise.ways import log_ways
 from hpcrl.tracking.journal import Journal
 
 
@@ -36,7 +38,9 @@ class InProcessRun:
         if worlds:
             raise CheckFailed([f"group {name} forms a world of several processes; --in-process holds one" for name in worlds])
         self._recipe, self._attempt = recipe, attempt
-        self._hub, self._processes = MemoryHub(), Counter(process.group for process in plan.processes)
+        self._ways = log_ways(recipe, plan)
+        self._hub = MemoryHub(attempt.path / FOLDER)
+        self._processes = Counter(process.group for process in plan.processes)
         self._stops = {identity.name: StopFlag() for identity in identities}
         self._services = {i.name for i in identities if recipe.groups[i.group].role.service}
         self._threads = {i.name: threading.Thread(target=self._run, args=(i,), name=i.name, daemon=True) for i in identities}
@@ -52,7 +56,10 @@ class InProcessRun:
         if workers <= records.read().keys():
             for name in self._services:
                 self._stops[name].set()
-        return not any(thread.is_alive() for thread in self._threads.values())
+        ended = not any(thread.is_alive() for thread in self._threads.values())
+        if ended:
+            self._hub.close()
+        return ended
 
     def drain(self) -> None:
         """Ask the workers to save and end."""
@@ -88,6 +95,7 @@ class InProcessRun:
             journal=journal,
             key=self._attempt.run.key,
             stop=stop,
+            ways=self._ways,
         )
 
         def work() -> None:

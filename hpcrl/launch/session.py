@@ -44,37 +44,38 @@ class Session:
     def run(self) -> int:
         """Until the end; returns the exit code: 0, the failed role's, or 130 after Ctrl-C."""
         began: list[int] = []
-        while True:
-            began.append(read_cursor(self._run.state).step)
-            code, failure = self._live()
-            if failure is None or not failure.killed_by or self._interrupts:
-                return code
-            killed, step = f"{failure.process} was killed by {failure.killed_by}", read_cursor(self._run.state).step
-            if is_stuck(began, step):
-                print(
-                    f"{killed}; {IDLE_ATTEMPTS} attempts in a row saved nothing beyond step {step}, so the run stops",
-                    file=sys.stderr,
-                )
-                return code
-            print(
-                f"{killed}; the run goes on from step {step} in attempt {self._run.latest().number + 1}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _live(self) -> tuple[int, DoneRecord | None]:
-        """One attempt; its exit code and first failure."""
         attempt = self._run.new_attempt()
-        progress = Progress(self._recipe, attempt)
+        # All attempts have the same tracker and one report: none waits for what only tells of the one before.
         with self._interrupts_counted(), tracker(self._run, attempt, self._tracking_uri):
-            code = self._run_in_process(attempt, progress) if self._in_process else self._run_processes(attempt, progress)
-            failure = None if self._hurried else DoneRecords(attempt).first_failure()
-            progress.close(_summary(failure, attempt, code, saved=not self._hurried))
+            while True:
+                began.append(read_cursor(self._run.state).step)
+                code, failure = self._live(attempt)
+                if failure is None or not failure.killed_by or self._interrupts or self._is_stuck(began, failure):
+                    break
+                attempt = self._run.new_attempt()
             try:
                 write_report(self._run)
             except OSError as error:
                 # The run has ended as it has; a full disk must not hide how.
                 print(f"the report could not be written: {error}", file=sys.stderr)
+        return code
+
+    def _is_stuck(self, began: list[int], failure: DoneRecord) -> bool:
+        killed, step = f"{failure.process} was killed by {failure.killed_by}", read_cursor(self._run.state).step
+        stuck = is_stuck(began, step)
+        if stuck:
+            what = f"{IDLE_ATTEMPTS} attempts in a row saved nothing beyond step {step}, so the run stops"
+        else:
+            what = f"the run goes on from step {step} in attempt {self._run.latest().number + 1}"
+        print(f"{killed}; {what}", file=sys.stderr, flush=True)
+        return stuck
+
+    def _live(self, attempt: Attempt) -> tuple[int, DoneRecord | None]:
+        """One attempt; its exit code and first failure."""
+        progress = Progress(self._recipe, attempt)
+        code = self._run_in_process(attempt, progress) if self._in_process else self._run_processes(attempt, progress)
+        failure = None if self._hurried else DoneRecords(attempt).first_failure()
+        progress.close(_summary(failure, attempt, code, saved=not self._hurried))
         return code, failure
 
     def _run_processes(self, attempt: Attempt, progress: Progress) -> int:

@@ -7,6 +7,7 @@ from typing import TypeVar, get_args
 
 from hpcrl.config.nearest import nearest
 from hpcrl.plan.declarations import declaration_problems, group_problems, ring_problems
+from hpcrl.plan.labels import label_problems
 from hpcrl.recipe import DType, Reads, Recipe, Role, Stream, Writes
 
 Claim = TypeVar("Claim", Reads, Writes)
@@ -21,6 +22,9 @@ def contract_problems(recipe: Recipe) -> list[str]:
     for stream in {item.name: item for item in recipe.streams}.values():
         problems += _stream_problems(stream, claims)
         problems += _column_problems(stream, claims)
+        _, writes = claims.of(stream.name)
+        created = {column for _, claim in writes if claim.creates for column in claim.columns}
+        problems += label_problems(stream, created, [created, *(claim.columns for _, claim in writes if not claim.creates)])
     return problems
 
 
@@ -153,6 +157,8 @@ def _column_problems(stream: Stream, claims: Claims) -> list[str]:
             )
         if column.dtype == "str" and column.ragged:
             problems.append(f"stream {stream.name}: column {column.name} is ragged, which a str column cannot be")
+        if column.finite and column.dtype != "float32":
+            problems.append(f"stream {stream.name}: column {column.name} is finite, which only a float column can be")
     return problems
 
 

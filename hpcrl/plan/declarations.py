@@ -50,6 +50,9 @@ def declaration_problems(recipe: Recipe) -> list[str]:
             problems.append(
                 f"stream {stream.name}: capacity_rows {stream.capacity_rows} is below one block ({stream.block_rows} rows)"
             )
+        for name in ("capacity_bytes", "max_row_bytes"):
+            if getattr(stream, name) < 1:
+                problems.append(f"stream {stream.name}: {name} is {getattr(stream, name)}; it must be at least 1")
     return problems
 
 

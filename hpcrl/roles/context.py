@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcrl.dataplane.interface import Batch, DataPlane
+    from hpcrl.plan.ways import Way
     from hpcrl.recipe import Recipe
     from hpcrl.run.directory import Attempt
     from hpcrl.run.rendezvous import Rendezvous
@@ -57,6 +58,7 @@ class RoleContext:
     Attributes:
         stop: set when the role is asked to end early: finish or drop the work in hand, save, return.
         key: the run's secret, asked for by every HTTP service of the run.
+        ways: by engine process, how it gets policy weights; see :mod:`hpcrl.plan.ways`. From the disk if it is not in it.
     """
 
     recipe: Recipe
@@ -67,22 +69,33 @@ class RoleContext:
     journal: Journal
     key: str
     stop: StopFlag = field(default_factory=StopFlag)
+    ways: Mapping[str, Way] = field(default_factory=dict)
 
     def phase(self, name: str, step: int | None = None, **figures: Any) -> None:
         """Say what the working thread is at (start, compile, step, checkpoint, …): the role's heartbeat."""
         self.journal.write("phase", name=name, step=step, **figures)
 
-    def read(self, stream: str, columns: Sequence[str], *, max_rows: int) -> Batch:
+    def read(
+        self, stream: str, columns: Sequence[str], *, max_rows: int, meanwhile: Callable[[], None] = lambda: None
+    ) -> Batch:
         """The next rows of a stream, waiting at most ``limits.wait_s``.
+
+        Args:
+            meanwhile: called a few times a second until they come.
 
         Raises:
             EndOfStream: every row has been had.
             Stopped: the role was asked to stop.
             DeadlineExceeded: names the stream and the columns waited for.
         """
+
+        def poll() -> Batch | None:
+            meanwhile()
+            return self.queue.read(stream, columns, max_rows=max_rows, wait_s=0.25)
+
         return wait_for(
             f"rows of stream {stream!r} with columns {list(columns)}",
-            lambda: self.queue.read(stream, columns, max_rows=max_rows, wait_s=0.25),
+            poll,
             seconds=self.recipe.limits.wait_s,
             stop=self.stop,
         )

@@ -2,18 +2,15 @@
 
 The role starts an engine that speaks SGLang's routes, follows the trainer's announcements on ``policy`` and, once the
 engine runs a version, announces that on ``served`` with the engine's address. A version that did not load whole is never
-announced, so no request is routed to it.
+announced, so no request is routed to it. All engines of a node load from the node's memory, which one of them fills.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcrl.data.models import model_problems, resolve_model
 from hpcrl.recipe import Recipe, Role
@@ -21,7 +18,6 @@ from hpcrl.roles.feedback import POLICY, SERVED
 from hpcrl.run.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from hpcrl.engines.client import EngineClient
     from hpcrl.roles.context import RoleContext
 
 log = logging.getLogger(__name__)
@@ -38,6 +34,10 @@ class Inference(Role):
         pause: what happens to requests under way while weights change: they end with what they have (abort), are computed
             again from their tokens (retract), or go on with their cache (in_place).
         chunk_tokens: tokens generated between two looks at new requests, aborts and pauses.
+        transport: how weights come: from the run's file system (disk), from the shared memory of a node that the whole trainer
+            is on too (memory), by a broadcast of torch.distributed into the running engine (distributed), as published files
+            over an encrypted connection (tcp), or by memory where it can be and else from the disk (auto). Whatever goes wrong
+            on another way, the version is taken from the disk.
     """
 
     service: ClassVar[bool] = True
@@ -47,6 +47,7 @@ class Inference(Role):
     max_context: int = 1024
     pause: Literal["abort", "retract", "in_place"] = "in_place"
     chunk_tokens: int = 8
+    transport: Literal["auto", "disk", "memory", "distributed", "tcp"] = "disk"
 
     def listens(self) -> tuple[str, ...]:
         """The trainer's announcements."""
@@ -65,9 +66,13 @@ class Inference(Role):
 
     def run(self, context: RoleContext) -> None:
         """Serve until stopped, switching to each newest version as it is announced."""
+        from hpcrl.checkpoint.publish.node import NodeWeights
+        from hpcrl.dataplane.shm.folders import kept_folder
         from hpcrl.engines.client import EngineClient
         from hpcrl.engines.embedded.server import EmbeddedServer
         from hpcrl.engines.embedded.settings import EngineSettings
+        from hpcrl.roles.fence import VersionFence
+        from hpcrl.roles.receiving import Receiving
 
         identity = context.identity
         settings = EngineSettings(
@@ -85,41 +90,11 @@ class Inference(Role):
         server = EmbeddedServer(settings, address=identity.address, port=identity.ports[0], api_key=context.key)
         url = server.start()
         log.info("engine listens at %s", url)
+        limits, attempt = context.recipe.limits, context.attempt
         try:
-            with EngineClient(url, key=context.key, call_s=context.recipe.limits.call_s) as engine:
-                self._follow(context, engine)
+            with kept_folder(attempt) as folder, EngineClient(url, key=context.key, call_s=limits.call_s) as engine:
+                node = NodeWeights(folder / "weights", attempt.run.weights, wait_s=limits.call_s, stop=context.stop)
+                with closing(Receiving(context, engine, folder, pause=self.pause)) as receiving:
+                    VersionFence(context, engine, node, receiving, pause=self.pause).follow()
         finally:
             server.stop()
-
-    def _follow(self, context: RoleContext, engine: EngineClient) -> None:
-        version = -1
-        while True:
-            context.phase("serve", step=max(version, 0))
-            policy = context.wait_feedback(POLICY, partial(_newer, than=version), f"a policy version after {version}")
-            version = int(policy["version"])
-            context.phase("update", step=version)
-            started = time.monotonic()
-            loaded = self._load(engine, policy)
-            context.journal.write("served", version=version, load_s=time.monotonic() - started, hash=loaded)
-            context.queue.announce(SERVED, {"version": version, "url": engine.url})
-
-    def _load(self, engine: EngineClient, policy: Mapping[str, Any]) -> str | None:
-        """Have the engine run a version; returns the hash of what it holds, where it tells one.
-
-        Raises:
-            EngineError: it did not load, or its hash is not the trainer's. The version must not be announced then.
-        """
-        info = engine.model_info()
-        if info.version == policy["version"] and info.weight_hash == policy["hash"]:
-            return info.weight_hash
-        engine.pause(self.pause)
-        update = engine.update_weights_from_disk(
-            Path(policy["path"]), policy["version"], flush_cache=self.pause != "in_place", expect_hash=policy["hash"]
-        )
-        engine.continue_()
-        return update.weight_hash
-
-
-def _newer(newest: Mapping[str, Mapping[str, Any]], than: int) -> Mapping[str, Any] | None:
-    policies = [policy for policy in newest.values() if policy["version"] > than]
-    return max(policies, key=lambda policy: int(policy["version"]), default=None)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpcrl.data.dataset import Dataset, Item
-from hpcrl.data.quick_tokens import QuickTokens
+from hpcrl.data.dataset import Dataset
+from hpcrl.data.tokenizer import open_encoder
 from hpcrl.run.errors import CheckFailed
-
-if TYPE_CHECKING:
-    from hpcrl.data.tokenizer import PromptEncoder
 
 # Of a procedural dataset, whose items all come from one generator.
 _PROCEDURAL_ITEMS = 2000
@@ -29,7 +24,7 @@ def prompt_problems(dataset: Dataset, model: Path, *, max_new_tokens: int, conte
         items = (
             prompts[index] for index in range(min(len(prompts), _PROCEDURAL_ITEMS) if dataset.procedural else len(prompts))
         )
-        lengths = _lengths(model, items, None if context is None else context - max_new_tokens)
+        lengths = open_encoder(model).lengths(items, None if context is None else context - max_new_tokens)
     except CheckFailed as failed:
         return list(failed.problems)
     except (OSError, ValueError) as error:
@@ -52,19 +47,3 @@ def prompt_problems(dataset: Dataset, model: Path, *, max_new_tokens: int, conte
         # A template that refuses one refuses most.
         problems.append(str(error))
     return problems
-
-
-def _lengths(model: Path, items: Iterator[Item], most: int | None) -> Iterator[tuple[Item, int | None]]:
-    if QuickTokens.reads(model):
-        return QuickTokens.open(model).lengths(items, most)
-    from hpcrl.data.tokenizer import PromptEncoder
-
-    return _encoded(PromptEncoder(model), items)
-
-
-def _encoded(encoder: PromptEncoder, items: Iterator[Item]) -> Iterator[tuple[Item, int]]:
-    for item in items:
-        try:
-            yield item, len(encoder.encode(item))
-        except ValueError as error:
-            raise ValueError(f"{item.source}: {error}") from error

@@ -86,10 +86,12 @@ class Rollout(Role):
         # What an earlier life of this process, or a snapshot, has put already. Asked for first: a prompt that is trained
         # meanwhile is then in both.
         held = context.queue.held(self.stream)
-        cursor = read_cursor(context.attempt.run.state)
         prompts = self.dataset.open()
         order = PromptOrder(len(prompts), recipe.seed, self.shuffle)
         source = PromptSource(prompts, order, open_encoder(resolve_model(self.model)))
+        # By then the trainer has found a save whole, and one that it did not counts no longer.
+        context.wait_feedback(SERVED, lambda newest: True if newest else None, "an engine that serves")
+        cursor = read_cursor(context.attempt.run.state)
         with HttpGenerate(context, self.sampling) as generate:
             producer = Producer(
                 context,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hpcrl.data.models import model_problems, resolve_model
+from hpcrl.dataplane.trajectories.layout import TAKEN
+from hpcrl.engines.completion import Sampling
 from hpcrl.engines.titan.settings import TrainerSettings
 from hpcrl.recipe import Reads, Recipe, Role
 from hpcrl.roles.feedback import POLICY, SERVED
@@ -16,6 +18,9 @@ from hpcrl.run.errors import CheckFailed
 if TYPE_CHECKING:
     from hpcrl.roles.context import RoleContext
 
+# Of a kept answer: the token's id, its log-probability, its policy version, and about as much text.
+_TOKEN_BYTES = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer(TrainerSettings, Role):
@@ -24,7 +29,12 @@ class Trainer(TrainerSettings, Role):
     Attributes:
         divide_by_std: advantages in units of their group's standard deviation (GRPO), or as they are (Dr. GRPO).
         save_every: steps between saves of the whole trainer state; the end is always saved. 0 saves only that.
-        keep_weights: newest published policy versions that stay; older ones stay while an engine serves none newer.
+        keep_weights: newest published policy versions that stay; older ones stay while an engine serves none newer, and while
+            one that stays is a patch on them.
+        base_every: policy versions from one that is published whole to the next, at most; those between are published as what
+            has changed.
+        trajectories: samples of each step that are kept for ``hpcrl trajectories``, whole prompts first: two groups of eight
+            show what is going on, and 1000 steps of them with 1000 tokens each take 0.3 GB. 0 = none, -1 = all.
     """
 
     world: ClassVar[bool] = True
@@ -33,10 +43,17 @@ class Trainer(TrainerSettings, Role):
     divide_by_std: bool = True
     save_every: int = 0
     keep_weights: int = 2
+    base_every: int = 32
+    trajectories: int = 16
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is read of each sample: what is trained on, and what is kept of it."""
+        return tuple(dict.fromkeys((*TRAINED_NAMES, *(TAKEN if self.trajectories else ()))))
 
     def reads(self) -> tuple[Reads, ...]:
         """Graded samples; the trainer is their end."""
-        return (Reads(stream=SAMPLES, columns=TRAINED_NAMES, final=True),)
+        return (Reads(stream=SAMPLES, columns=self.columns, final=True),)
 
     def listens(self) -> tuple[str, ...]:
         """What engines serve, to know which published versions may go."""
@@ -51,8 +68,13 @@ class Trainer(TrainerSettings, Role):
         from hpcrl.engines.titan.shape import ModelError, read_shape
 
         wrong = self.problems()
-        if self.save_every < 0 or self.keep_weights < 1:
-            wrong.append(f"save_every {self.save_every} must not be negative and keep_weights {self.keep_weights} at least 1")
+        if self.save_every < 0 or self.keep_weights < 1 or self.base_every < 1:
+            wrong.append(
+                f"save_every {self.save_every} must not be negative, keep_weights {self.keep_weights} and base_every "
+                f"{self.base_every} at least 1"
+            )
+        if self.trajectories < -1:
+            wrong.append(f"trajectories is {self.trajectories}; it is a number of samples, 0 for none, or -1 for all")
         wrong += [
             f"group {name} runs in {group.role.dtype} and the trainer publishes in {self.publish_dtype}; make them the same"
             for name, group in recipe.groups.items()
@@ -69,13 +91,27 @@ class Trainer(TrainerSettings, Role):
         return wrong + model_problems(path)
 
     def disk_bytes(self, recipe: Recipe) -> int:
-        """Published versions, and saves of the weights and both Adam moments in float32."""
+        """Published versions, saves of the weights and both Adam moments in float32, and trajectories."""
         try:
             weights = sum(file.stat().st_size for file in resolve_model(self.model).glob("*.safetensors"))
         except CheckFailed:
             return 0
+        # Patches on a base are together no larger than one and a half; what stays lies on so many bases, and one more comes.
+        bases = min(self.keep_weights // self.base_every + 2, self.keep_weights) + 1
+        states = self.keep_states + self.keep_best_states + 1
+        if self.keep_states_every:
+            states += recipe.schedule.steps // self.keep_states_every
         # A model on disk has at least two bytes a value, so six times its size bounds three float32 copies.
-        return (self.keep_weights + 1) * weights + (self.keep_states + 1) * 6 * weights
+        return (bases * 5 // 2 + states * 6) * weights + self._trajectories_bytes(recipe)
+
+    def _trajectories_bytes(self, recipe: Recipe) -> int:
+        """Of answers as long as they may become."""
+        schedule = recipe.schedule
+        every = schedule.prompts_per_step * schedule.samples_per_prompt
+        samples = every if self.trajectories < 0 else min(self.trajectories, every)
+        sampled = (getattr(group.role, "sampling", None) for group in recipe.groups.values())
+        longest = max((sampling.max_new_tokens for sampling in sampled if isinstance(sampling, Sampling)), default=0)
+        return schedule.steps * samples * longest * _TOKEN_BYTES
 
     def run(self, context: RoleContext) -> None:
         """Train ``schedule.steps`` steps, or until the stream ends or the role is stopped."""

@@ -12,12 +12,13 @@
       journal/WRITER.jsonl  what each process reports
       done/GROUP.RANK.json  how each role ended
       history/              what happened to each row; see hpcrl.dataplane.history
+      trajectories/         what was trained on, for people; see hpcrl.dataplane.trajectories
       snapshots/00000007/   rows in flight: node-NAME.h5 and, once they are whole, manifest.json
       rendezvous/           how processes find each other
       drain                 the request to save and end, if there was one
       began.json            the committed step at its start, slurm.json, where it ran, and joined.json, which jobs joined:
                             of attempts in Slurm jobs
-    RUN/weights/v000007/    published policy weights, Hugging Face layout
+    RUN/weights/v000007/    published policy weights: whole, in Hugging Face layout, or as what has changed
     RUN/state/              the trainer's saves
     RUN/report.html, RUN/curves.png, RUN/mlflow.db
 """

@@ -38,6 +38,7 @@ from hpcrl.supervise.restarts import QUEUE_LIMIT, Restarts
 from hpcrl.supervise.signals import FROM_OUTSIDE, STOP
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec, identity_of
 from hpcrl.supervise.watch import watch
+from hpcrl.supervise.ways import log_ways
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> 
     """Start what the plan puts on a slot."""
     processes = dict(Counter(process.group for process in plan.processes))
     across, units = tuple(sorted(plan_edges(recipe, plan))), nearest_units(plan)
-    children = []
+    children, ways = [], log_ways(recipe, plan)
     for process in plan.on_slot(slot):
         # A process sees its own GPUs only, and CUDA numbers those from 0.
         identity = replace(identity_of(process), gpus=tuple(range(len(process.gpus))))
@@ -132,6 +133,7 @@ def start_processes(recipe: Recipe, attempt: Attempt, plan: Plan, slot: int) -> 
             node=process.node,
             across=across,
             unit=units.get(process.node, 0),
+            ways=ways,
         )
         service = process.group == QUEUE_GROUP or recipe.groups[process.group].role.service
         children.append(

@@ -64,6 +64,7 @@ def _work(spec: ProcessSpec, attempt: Attempt, recipe: Recipe, stop: StopFlag) -
             journal=journal,
             key=attempt.run.key,
             stop=stop,
+            ways=spec.ways,
         )
         context.phase("start")
         recipe.groups[identity.group].role.run(context)

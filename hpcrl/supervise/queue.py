@@ -8,12 +8,10 @@ Supervisors import this too, and ignitors before they know what to start, so the
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrl.checkpoint.cursor import read_cursor
@@ -33,21 +31,6 @@ log = logging.getLogger(__name__)
 
 # Less than the time that queue processes have to end (QUEUE_GRACE_S), by their own end.
 UNIT_WAITS_S = 8.0
-# A node whose shared memory is smaller, as containers' often is, uses its own temporary folder.
-LEAST_SHARED_BYTES = 256 << 20
-
-
-def shared_folder(attempt: Attempt) -> Path:
-    """Where the rows of an attempt lie on this node; the same for all its processes.
-
-    Raises:
-        DataPlaneError: the node has no room for any.
-    """
-    from hpcrl.dataplane.room import choose_root
-    from hpcrl.dataplane.shm.folders import attempt_folder
-
-    root = choose_root(LEAST_SHARED_BYTES, Path(tempfile.gettempdir()))
-    return attempt_folder(attempt.run.run_id, attempt.number, root)
 
 
 @contextmanager
@@ -59,22 +42,18 @@ def shared_memory(attempt: Attempt) -> Iterator[None]:
     Raises:
         DataPlaneError: the node has no room, or the folder cannot be made.
     """
-    from hpcrl.dataplane.shm.folders import Claim, remove_attempt, sweep
+    from hpcrl.dataplane.shm.folders import kept_folder, shared_folder, sweep
 
-    folder = shared_folder(attempt)
-    for left in sweep(folder.parent.parent):
+    for left in sweep(shared_folder(attempt).parent.parent):
         log.info("removed %s, left by a run that was killed", left)
-    claim = Claim(folder)
-    try:
+    with kept_folder(attempt):
         yield
-    finally:
-        claim.release()
-        remove_attempt(folder)
 
 
 def serve_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvous: Rendezvous, stop: StopFlag) -> None:
     """Be the queue process that the spec names until the stop; its endpoint is published once it listens."""
     from hpcrl.dataplane.connect import life_of
+    from hpcrl.dataplane.shm.folders import shared_folder
 
     identity, key = spec.identity, attempt.run.key
     folder = shared_folder(attempt)
@@ -156,6 +135,7 @@ def connect_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvou
         DeadlineExceeded: they do not listen within ``limits.start_s``.
     """
     from hpcrl.dataplane.connect import QueueAddress, connect, crosses
+    from hpcrl.dataplane.shm.folders import shared_folder
 
     across = frozenset(spec.across)
     if crosses(recipe.groups[spec.identity.group].role, across):

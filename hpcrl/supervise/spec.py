@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from hpcrl.plan.plan import PlannedProcess
+from hpcrl.plan.ways import Way
 from hpcrl.roles.context import Identity
 from hpcrl.run.directory import Attempt, RunDirectory
 
@@ -29,6 +30,7 @@ class ProcessSpec:
         across: ``(stream, column)`` that travel between nodes.
         unit: index of the storage unit to write these to.
         incarnation: how often the process was restarted within the attempt.
+        ways: by engine process, how it gets policy weights.
     """
 
     run_directory: str
@@ -39,6 +41,7 @@ class ProcessSpec:
     across: Sequence[tuple[str, str]] = ()
     unit: int = 0
     incarnation: int = 0
+    ways: Mapping[str, Way] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """One line."""

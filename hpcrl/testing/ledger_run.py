@@ -151,18 +151,20 @@ class LedgerRun:
             for number in [number for number in self.left.steps if number > self._step]:
                 del self.left.steps[number]
             for other in range(self._shape.ranks):
-                self._hello(f"trainer.{other}", {STREAM: self._saved[2]} if other == 0 else {})
+                self._hello(f"trainer.{other}")
+            if self._saved[2]:
+                self._ask(Acknowledge, "trainer.0", stream=STREAM, blocks=self._saved[2])
             self._draws = self._step + (self._lives["trainer.0"] << 20)
             return
-        self._hello(who, {})
+        self._hello(who)
         if group == "rollout":
             life = self._lives[who]
             self._ids[who] = RowIds(attempt=life >> 8, incarnation=life & 255, writer=int(rank))
 
-    def _hello(self, who: str, settled: dict[str, list[int]]) -> None:
+    def _hello(self, who: str) -> None:
         self._lives[who] = self._lives[who] + 1 if who in self._lives else self._attempt << 8
         self._seqs[who], self._held[who] = 0, []
-        self._ask(Hello, who, settled=settled)
+        self._ask(Hello, who)
 
     def _produce(self, who: str) -> None:
         shape, live = self._shape, {p for block in self._ledger.live_refs() for p in block.labels.prompts}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,7 @@ class QueueProcesses:
 
     def start_desk(self, recipe: Recipe, processes: Mapping[str, int]) -> None:
         """Start it, or start it again where it was; returns once it listens."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["hpcrl.dataplane.desk.process"])
-        self._start("queue.0", context, _be_desk, (recipe, dict(processes), self.durability))
+        self._await("queue.0", self._spawn("queue.0", _context(), _be_desk, (recipe, dict(processes), self.durability)))
 
     def start_units(self, count: int = 2) -> None:
         """Start the storage units ``queue.1`` and on, together."""
@@ -137,20 +135,14 @@ class QueueProcesses:
         return {name: process.exitcode for name, process in self.processes.items()}
 
     def _spawn_unit(self, name: str) -> Connection:
-        return self._spawn(name, multiprocessing.get_context("spawn"), _be_unit, (name, self._lives.get(name, 0)))
+        return self._spawn(name, _context(), _be_unit, (name, self._lives.get(name, 0)))
 
-    def _start(self, name: str, context: ForkServerContext | SpawnContext, target: Any, arguments: tuple[Any, ...]) -> None:
-        self._await(name, self._spawn(name, context, target, arguments))
-
-    def _spawn(
-        self, name: str, context: ForkServerContext | SpawnContext, target: Any, arguments: tuple[Any, ...]
-    ) -> Connection:
+    def _spawn(self, name: str, context: ForkServerContext, target: Any, arguments: tuple[Any, ...]) -> Connection:
         if name not in self._ports:
             self._ports[name] = free_ports(1)[0]
         self._lives[name] = self._lives.get(name, 0) + 1
         ours, theirs = context.Pipe(duplex=False)
         common = (self._ports[name], self.key, self.folder, self.history, theirs)
-        # multiprocessing's contexts share no typed base that has Process.
         process = context.Process(target=target, args=(*arguments, *common), name=name)
         process.start()
         theirs.close()
@@ -167,6 +159,12 @@ class QueueProcesses:
             raise RuntimeError(f"{name} ended with {self.processes[name].exitcode} before it listened") from None
         finally:
             pipe.close()
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hpcrl.testing.preload"])
+    return context
 
 
 def free_ports(count: int) -> list[int]:

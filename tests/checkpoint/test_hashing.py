@@ -1,6 +1,6 @@
 import torch
 
-from hpcrl.checkpoint.hashing import hash_tensors
+from hpcrl.checkpoint.hashing import digest_tensors, hash_digests, hash_tensors
 
 
 def tensors():
@@ -41,3 +41,18 @@ def test_a_tied_head_does_not_matter_and_another_head_does():
 def test_an_engine_with_wider_weights_hashes_in_the_published_dtype():
     wider = {name: tensor.float() for name, tensor in tensors().items()}
     assert hash_tensors(wider, torch.bfloat16) == hash_tensors(tensors())
+
+
+def test_those_who_hold_a_part_each_get_the_hash_of_the_whole():
+    whole = tensors() | {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
+    parts = [digest_tensors({name: tensor}) for name, tensor in whole.items()]
+    assert hash_digests({name: digest for part in parts[::-1] for name, digest in part.items()}) == hash_tensors(whole)
+
+
+def test_names_that_run_into_each_other_do_not_collide():
+    assert hash_digests({"a": "1", "b": "2"}) != hash_digests({"a=1\nb": "2"}) != hash_digests({"a": "1\n1:b=2"})
+
+
+def test_a_scalar_and_an_empty_tensor_have_digests():
+    digests = digest_tensors({"s": torch.tensor(1.5), "e": torch.zeros(0, 3), "f": torch.zeros(3, 0)})
+    assert len(set(digests.values())) == 3

@@ -1,10 +1,13 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from hpcrl.checkpoint.cursor import Cursor
+from hpcrl.checkpoint.state.manifest import Manifest, write_manifest
 from hpcrl.cli.evidence import limits_of
 from hpcrl.cli.main import COMMANDS
 from hpcrl.cli.verify import command
@@ -43,10 +46,14 @@ def make_run(path: Path, left: Left, *, ended: bool = True) -> RunDirectory:
         journal.write("step", step=step, prompts=prompts)
     journal.close()
     if left.cursor is not None:
-        folder = run.state / f"step-{left.cursor.step:08d}"
-        folder.mkdir()
-        (folder / "record.json").write_text(json.dumps({"step": left.cursor.step, "caller": left.cursor.to_record()}))
+        save(run, left.cursor)
     return run
+
+
+def save(run: RunDirectory, cursor: Cursor, number: int = 1) -> None:
+    saved = Manifest(run_id=run.run_id, attempt=1, step=cursor.step, number=number, cursor=cursor.to_record())
+    (run.state / str(saved.name)).mkdir()
+    write_manifest(run.state, saved)
 
 
 @pytest.fixture
@@ -105,13 +112,10 @@ def test_a_violation_names_row_prompt_step_and_the_log_to_read(tmp_path, left):
 def test_what_was_left_with_an_earlier_attempt_counts_in_a_save(tmp_path, left):
     assert left.cursor is not None
     run = make_run(tmp_path / "tiny", left)
-    record = run.state / f"step-{left.cursor.step:08d}" / "record.json"
-    held = json.loads(record.read_text())
-    held["caller"]["prompts"] += 1
-    record.write_text(json.dumps(held))
+    save(run, replace(left.cursor, prompts=left.cursor.prompts + 1), number=2)
     result = invoke(tmp_path / "tiny")
     assert result.exit_code == 1
-    assert f"prompt {left.cursor.prompts}: the save of step 9 (state/step-00000009/record.json)" in result.output
+    assert f"prompt {left.cursor.prompts}: the save of step 9 (state/step-00000009.a1.2/manifest.json)" in result.output
 
 
 def test_a_history_with_a_gap_proves_nothing(tmp_path, left):

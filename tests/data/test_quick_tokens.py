@@ -82,9 +82,26 @@ def test_lengths_ids_and_texts_are_those_of_transformers(tiny_model: Path, tmp_p
 
 def test_what_early_models_do_to_spaces_is_left_to_transformers(tiny_model: Path, tmp_path: Path):
     path = model_of(tiny_model, tmp_path, clean_up_tokenization_spaces=True)
-    assert not QuickTokens.reads(path)
     assert isinstance(open_encoder(path), PromptEncoder)
     assert isinstance(open_encoder(tiny_model), QuickTokens)
+
+
+def test_settings_of_early_models_change_nothing_for_bpe(tiny_model: Path, tmp_path: Path):
+    path = model_of(tiny_model, tmp_path, clean_up_tokenization_spaces=True)
+    held = json.loads((path / "tokenizer.json").read_text())
+    held["model"] = {"type": "BPE", "vocab": held["model"]["vocab"], "merges": [], "unk_token": "<unk>"}
+    (path / "tokenizer.json").write_text(json.dumps(held))
+    assert isinstance(open_encoder(path), QuickTokens)
+    assert_alike(path, (*PROMPTS, "it 's here , isn 't it ?"))
+    forced = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True}
+    assert isinstance(open_encoder(model_of(path, tmp_path / "forced", **forced)), PromptEncoder)
+
+
+def test_both_give_lengths_and_the_highest_id(tiny_model: Path):
+    items = [Item(prompt=prompt, answer="", source="") for prompt in PROMPTS]
+    quick, slow = QuickTokens(tiny_model), PromptEncoder(tiny_model)
+    assert list(quick.lengths(items, None)) == list(slow.lengths(items, None))
+    assert quick.highest_id == slow.highest_id
 
 
 def test_a_template_in_the_settings_and_tokens_only_there(tiny_model: Path, tmp_path: Path):

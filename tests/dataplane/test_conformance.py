@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from hpcrl.dataplane.interface import Batch, DataPlane, DataPlaneError, EndOfStream, SchemaError
+from hpcrl.recipe import Column
 from hpcrl.run.errors import Stopped
 from hpcrl.run.stop import StopFlag
 
@@ -199,6 +201,52 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(bench):
         score.read(bench.name, ["index"], max_rows=3, wait_s=0)
     with pytest.raises(SchemaError, match="stream 'nowhere' is unknown"):
         score.read("nowhere", ["index"], max_rows=4, wait_s=0)
+
+
+def test_samples_that_cannot_be_trained_on_are_refused_and_nothing_is_written(bench):
+    def finite(column: Column) -> Column:
+        return dataclasses.replace(column, finite=column.dtype == "float32")
+
+    columns = tuple(finite(column) for column in bench.recipe.streams[0].columns)
+    bench.stream(columns=columns, aligned=(("tokens", "logprobs"),), max_row_bytes=1000)
+    make, score, train = bench.plane("make"), bench.plane("score"), bench.plane("train")
+    good = rows(1, 2)
+    for change, said in [
+        ({"logprobs": [np.zeros(1, np.float32), np.array([0, np.nan], np.float32)]}, "'logprobs'.*got nan in row 1, place 1"),
+        ({"logprobs": [np.zeros(1, np.float32), np.zeros(3, np.float32)]}, "equally long.*row 1 lengths {'tokens': 2, 'logpr"),
+        (
+            {"tokens": [np.zeros(1, np.int32), np.zeros((2, 1), np.int32)]},
+            r"'tokens'.*in row 1 a int32 array of shape \(2, 1\)",
+        ),
+        ({"text": ["fits", "x" * 990]}, "row 1 has .* more than its max_row_bytes=1000"),
+    ]:
+        with pytest.raises(SchemaError, match=said):
+            make.put(bench.name, {**good, **change})
+    assert make.depth(bench.name).rows == 0
+    # No token at all is nothing wrong.
+    make.put(bench.name, rows(0, 5))
+    batch = take(score, bench.name)
+    assert [len(ids) for ids in batch.columns["tokens"]] == [0, 0]
+    with pytest.raises(SchemaError, match=r"'reward'.*got inf in row 1"):
+        score.fill(batch, {"reward": np.array([0, np.inf], np.float32)})
+    score.fill(batch, {"reward": np.zeros(2, np.float32)})
+    assert check(take(train, bench.name, ("index", "reward"))) == [0, 5]
+
+
+def test_what_an_older_life_says_is_refused_and_nothing_is_changed(bench):
+    old = bench.plane("make")
+    batch_ids = old.put(bench.name, rows(0))
+    new = bench.plane("make", attempt=2)
+    with pytest.raises(DataPlaneError, match="replaced by its life"):
+        old.put(bench.name, rows(1))
+    with pytest.raises(DataPlaneError, match="replaced by its life"):
+        bench.plane("make", incarnation=3)
+    assert len(new.put(bench.name, rows(2))) == 1
+    reader = bench.plane("score")
+    batch = take(reader, bench.name, max_rows=8)
+    assert check(batch) == [0, 2]
+    assert batch.row_ids[0] == batch_ids[0]
+    assert reader.depth(bench.name).rows == 2
 
 
 def test_end_of_stream_waits_for_every_producer(bench):

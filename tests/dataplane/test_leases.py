@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,14 +50,15 @@ def test_rows_of_a_reader_that_is_gone_go_to_another(bench):
     assert other.figures(bench.name)[bench.name]["counters"]["expired"] == 2
 
 
-def test_a_new_life_gives_back_what_the_old_one_held_and_settles_what_it_trained(bench):
+def test_a_new_life_gives_back_what_the_old_one_held_and_acknowledges_what_its_checkpoint_has(bench):
     make, train = bench.plane("make"), bench.plane("train")
     for number in range(3):
         make.put(bench.name, rows(number))
     batch = train.read(bench.name, COLUMNS, max_rows=4, wait_s=5)
     assert numbers(batch) == [0, 1, 2]
     train.trained(batch, 1)
-    again = bench.plane("train", incarnation=1, settled={bench.name: batch.row_ids[:2].tolist()})
+    again = bench.plane("train", incarnation=1)
+    again.acknowledge(Batch(bench.name, {}, batch.blocks[:2]))
     assert numbers(take(again, bench.name)) == [2]
     with pytest.raises(DataPlaneError, match="replaced by its life"):
         train.acknowledge(batch)
@@ -106,6 +108,8 @@ def test_ranks_draw_balanced_shares_of_one_set(bench):
     assert empty is not None
     assert len(empty) == 0
     assert list(empty.columns) == list(COLUMNS)
+    for rest in (partial(ranks[1].trained, version=1), ranks[1].acknowledge, ranks[1].give_back):
+        rest(empty)
     with pytest.raises(EndOfStream):
         draw(0, 2)
     assert ranks[0].held(bench.name) == {9, 1, 2, 4, 3}

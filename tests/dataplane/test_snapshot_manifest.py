@@ -11,7 +11,6 @@ import pytest
 
 from hpcrl.dataplane.ledger.ops import Labels
 from hpcrl.dataplane.packing import pack
-from hpcrl.dataplane.snapshot.digest import digest_bytes, digest_file
 from hpcrl.dataplane.snapshot.gather import Counts
 from hpcrl.dataplane.snapshot.layout import SavedBlock, SnapshotError
 from hpcrl.dataplane.snapshot.manifest import commit, committed, next_number, read_manifest, snapshot_folder, write_node
@@ -19,6 +18,7 @@ from hpcrl.dataplane.snapshot.merge import check_schema
 from hpcrl.dataplane.snapshot.read import newest_snapshot
 from hpcrl.dataplane.snapshot.retain import retain
 from hpcrl.recipe import Column, Stream
+from hpcrl.run.digest import digest_bytes, digest_file
 from hpcrl.run.directory import Attempt, RunDirectory
 
 TOKENS = Column(name="tokens", dtype="int32", ragged=True)

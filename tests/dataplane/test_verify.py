@@ -8,7 +8,11 @@ import pytest
 
 from hpcrl.dataplane.ledger.events import Event
 from hpcrl.dataplane.ledger.ops import Labels
+from hpcrl.dataplane.verify.checker import Checker
+from hpcrl.dataplane.verify.commits import Commits
 from hpcrl.dataplane.verify.found import RULES
+from hpcrl.dataplane.verify.prompts import PromptSum
+from hpcrl.dataplane.verify.report import Report
 from hpcrl.testing.ledger_check import checked
 from hpcrl.testing.ledger_run import STREAM, LedgerRun, Left, Shape
 
@@ -295,6 +299,24 @@ def test_a_broken_rule_is_found_and_its_row_named(calm, rule, mutate):
     assert blamed is None or blamed in {item.row for item in found}, found
     assert report.counts[rule] >= len(found)
     assert all(str(item) for item in report.violations)
+
+
+def test_rows_without_prompt_numbers_are_compared_by_their_steps_alone(calm):
+    events = [(a, n, change(event, labels=change(event.labels, prompts=[]))) for a, n, event in calm.events]
+
+    def report(events: list[Item]) -> Report:
+        checker = Checker({})
+        checker.begin(1)
+        for _, number, event in events:
+            checker.see(number, event)
+        steps = {step: PromptSum(prompts) for step, prompts in calm.steps.items()}
+        return checker.finish(Commits(stream=STREAM, before=calm.cursor, after=calm.cursor, steps=steps))
+
+    assert report(events).violations == ()
+    last = at(events, "trained", -1)
+    step = events[last][2].version
+    kept = [item for item in events if item[2].kind != "trained" or item[2].version != step]
+    assert {item.step for item in report(kept).violations if item.rule == "commits"} == {step}
 
 
 def test_every_rule_has_a_mutation():

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hpcrl.checkpoint.state.manifest import newest
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.stop import wait_for
 from hpcrl.tracking.journal import JournalReader
@@ -53,9 +54,9 @@ class Ended:
 
     def cursor(self) -> dict[str, Any]:
         """What the newest save says was trained."""
-        newest = max(self.path.glob("state/step-*/record.json"))
-        cursor: dict[str, Any] = json.loads(newest.read_text())["caller"]
-        return cursor
+        saved = newest(self.path / "state")
+        assert saved is not None
+        return saved.cursor
 
 
 class Launcher:

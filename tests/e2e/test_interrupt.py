@@ -58,6 +58,9 @@ def test_the_run_goes_on_without_a_gap_and_bit_for_bit(stopped: Any, whole: Any,
     assert stopped.computed() == whole.computed()
     assert stopped.published() == whole.published()
     assert stopped.cursor() == {"step": STEPS, "prompts": 4 * STEPS, "beyond": []}
+    # Of an attempt in processes and one in this process.
+    code, output = launcher.call("verify", str(stopped.path))
+    assert code == 0, output
     assert [record["version"] for record in stopped.records("served")][-1] == STEPS
     assert len(list(stopped.path.glob("attempt_*"))) == 2
     shown = launcher.call("status", str(stopped.path))[1]

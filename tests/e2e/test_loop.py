@@ -57,6 +57,12 @@ def test_lock_step_in_processes_is_the_synchronous_run_bit_for_bit(alone: Any, a
     assert all(step["grad_norm"] > 0 and step["reward_std"] > 0 for step in apart.steps()), "there was something to learn"
 
 
+def test_the_history_proves_each_run(alone: Any, apart: Any, doubled: Any, launcher: Any):
+    for ended in (alone, apart, doubled):
+        code, output = launcher.call("verify", str(ended.path))
+        assert code == 0, output
+
+
 def test_engines_serve_what_the_trainer_published_at_every_version(alone: Any, apart: Any, doubled: Any):
     for ended in (alone, apart, doubled):
         check_served(ended)
@@ -71,7 +77,10 @@ def test_every_prompt_is_trained_once(alone: Any, apart: Any, doubled: Any):
 
 def test_the_window_bounds_the_version_lag(apart: Any, doubled: Any):
     assert {step["version_lag_max"] for step in apart.steps()} == {0}
-    assert [step["version_lag_max"] for step in doubled.steps()] == [0, 1, 1]
+    lags = [step["version_lag_max"] for step in doubled.steps()]
+    # Rollout may run ahead, and on a busy machine it does not always.
+    assert lags[0] == 0
+    assert max(lags) == 1
 
 
 def test_two_ranks_learn_as_one(apart: Any, doubled: Any):

@@ -17,6 +17,7 @@ import pytest
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.records import DoneRecords
 from hpcrl.run.stop import wait_for
+from hpcrl.testing.command_run import process_of
 from hpcrl.tracking.journal import JournalReader
 
 RECIPE = Path(__file__).with_name("toy_recipe.py")
@@ -91,17 +92,6 @@ def test_a_role_that_is_killed_each_time_it_is_started_ends_the_run(tmp_path: Pa
     assert "started again 1 times in this attempt" in output
     assert len(RunDirectory.open(run).attempts()) == 3
     nothing_is_left(run)
-
-
-def process_of(run: Path, name: str) -> psutil.Process | None:
-    """The living process of that name of the run."""
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if "hpcrl.supervise.process" in command and process.status() != psutil.STATUS_ZOMBIE:
-            spec = json.loads(command[-1])
-            if spec["run_directory"] == str(run) and f"{spec['identity']['group']}.{spec['identity']['rank']}" == name:
-                return process
-    return None
 
 
 def lines(path: Path) -> int:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrl.checkpoint.cursor import Cursor
+from hpcrl.checkpoint.state.manifest import Manifest, write_manifest
 from hpcrl.launch.layout import Component, Layout
 from hpcrl.launch.pace import Pace
 from hpcrl.launch.render import JobFacts
@@ -78,9 +80,9 @@ def test_a_run_that_is_resumed_is_judged_by_itself(tmp_path: Path):
     journal = Journal(attempt.journal / "trainer.0.jsonl")
     for step in (1, 2, 3):
         journal.write("step", step=step, step_s=100.0 * step)
-    saved = run.state / "step-00000003"
-    saved.mkdir(parents=True)
-    (saved / "record.json").write_text(json.dumps({"caller": {"step": 3, "prompts": 6, "beyond": []}}))
+    saved = Manifest(run_id=run.run_id, attempt=1, step=3, number=1, cursor=Cursor(step=3, prompts=6).to_record())
+    (run.state / str(saved.name)).mkdir(parents=True)
+    write_manifest(run.state, saved)
     later = of_run(run)
     assert later is not None
     assert later.steps == 17

@@ -156,6 +156,44 @@ BAD = {
         ["column x has dtype 'float23'; nearest: float32"],
     ),
     "ragged str": (with_stream(columns=(*STREAM.columns, Column(name="x", dtype="str", ragged=True))), ["is ragged"]),
+    "finite text": (
+        with_stream(columns=(*STREAM.columns, Column(name="x", dtype="str", finite=True))),
+        ["column x is finite, which only a float column can be"],
+    ),
+    "prompt": (with_stream(prompt="respnse"), ["prompt names column 'respnse', which is not declared; nearest: response"]),
+    "prompt of a kind": (
+        with_stream(prompt="response"),
+        ["prompt names column 'response', which is ragged int32; it must hold"],
+    ),
+    "late version": (with_stream(version="reward"), ["version names column 'reward', which is float32; it must hold whole"]),
+    "late prompt": (
+        with_stream(prompt="reward", columns=(STREAM.columns[0], Column(name="reward", dtype="int64"))),
+        ["prompt names column 'reward', which rows are not put with; prompt must be known from the start"],
+    ),
+    "tokens": (
+        with_stream(tokens=("response", "reward", "respons")),
+        [
+            "tokens names column 'reward', which is float32; it must be ragged",
+            "tokens names column 'respons', which is not declared; nearest: response",
+        ],
+    ),
+    "aligned": (
+        with_stream(aligned=(("response", "reward"),)),
+        ["aligned names column 'reward', which is float32; it must be ragged"],
+    ),
+    "aligned with itself": (
+        with_stream(aligned=(("response",), "response")),  # type: ignore[arg-type]
+        ["aligned has ('response',); it must be groups of two or more", "aligned has 'response'; it must be groups"],
+    ),
+    "aligned apart": (
+        with_stream(
+            aligned=(("response", "reward"),),
+            columns=(STREAM.columns[0], Column(name="reward", dtype="float32", ragged=True)),
+        ),
+        ["aligned names columns response, reward, which are not written together"],
+    ),
+    "row bytes": (with_stream(max_row_bytes=0), ["max_row_bytes is 0; it must be at least 1"]),
+    "bytes": (with_stream(capacity_bytes=-1), ["capacity_bytes is -1; it must be at least 1"]),
     "column twice": (with_stream(columns=(*STREAM.columns, STREAM.columns[0])), ["column response is declared twice"]),
     "stream twice": (dataclasses.replace(GOOD, streams=(STREAM, STREAM)), ["stream samples is declared twice"]),
     "stream and feedback": (

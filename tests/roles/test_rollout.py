@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpcrl.checkpoint.cursor import Cursor
+from hpcrl.checkpoint.state.manifest import Manifest, write_manifest
 from hpcrl.data.jsonlines import JsonLines
 from hpcrl.data.procedural import ReasoningGym
 from hpcrl.dataplane.connect import connect
@@ -171,10 +172,10 @@ def test_the_epochs_end_with_an_exact_batch(tmp_path, role, engine):
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_after_the_trainers_save(tmp_path, role, engine):
     bench = Bench(tmp_path, make_recipe(role, window=None), [engine])
-    save = bench.attempt.run.state / "step-00000001"
-    save.mkdir(parents=True)
-    cursor = Cursor(step=1, prompts=4, beyond=frozenset({6}))
-    (save / "record.json").write_text(json.dumps({"caller": cursor.to_record()}))
+    run, cursor = bench.attempt.run, Cursor(step=1, prompts=4, beyond=frozenset({6}))
+    saved = Manifest(run_id=run.run_id, attempt=1, step=1, number=1, cursor=cursor.to_record())
+    (run.state / str(saved.name)).mkdir(parents=True)
+    write_manifest(run.state, saved)
     assert sorted({k for k, _ in bench.run()}) == [4, 5, 7]
 
 

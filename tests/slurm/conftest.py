@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import hpcrl
+from hpcrl.checkpoint.state.manifest import newest
 from hpcrl.config.codec import recipe_to_json
 from hpcrl.config.load import MODULE, sources
 from hpcrl.config.override import build_recipe
@@ -164,8 +165,9 @@ class JobRun:
         assert [record["step"] for record in made] == list(range(1, steps + 1)), "no step twice, none left out"
         assert [record["version"] for record in made] == list(range(1, steps + 1))
         assert sorted(n for record in made for n in record["prompts"]) == list(range(steps * prompts_per_step))
-        newest = max(self.path.glob("state/step-*/record.json"))
-        assert json.loads(newest.read_text())["caller"] == {"step": steps, "prompts": steps * prompts_per_step, "beyond": []}
+        saved = newest(self.path / "state")
+        assert saved is not None
+        assert saved.cursor == {"step": steps, "prompts": steps * prompts_per_step, "beyond": []}
         with sqlite3.connect(self.path / "mlflow.db") as database:
             assert database.execute("select status from runs").fetchall() == [("FINISHED",)], "one MLflow run"
             (logged,) = database.execute("select count(distinct step) from metrics where key like '%reward'").fetchone()

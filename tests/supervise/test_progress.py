@@ -3,16 +3,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpcrl.run.atomic import write_json
+from hpcrl.checkpoint.cursor import Cursor
+from hpcrl.checkpoint.state.manifest import Manifest, write_manifest
 from hpcrl.run.directory import RunDirectory
 from hpcrl.supervise.progress import begin, committed_steps
 from hpcrl.supervise.verdict import is_stuck
 
 
 def save(run: RunDirectory, step: int) -> None:
-    folder = run.state / f"step-{step:08d}"
-    folder.mkdir()
-    write_json(folder / "record.json", {"step": step, "caller": {"step": step, "prompts": 4 * step, "beyond": []}})
+    cursor = Cursor(step=step, prompts=4 * step)
+    saved = Manifest(run_id=run.run_id, attempt=1, step=step, number=1, cursor=cursor.to_record())
+    (run.state / str(saved.name)).mkdir()
+    write_manifest(run.state, saved)
 
 
 def test_steps_count_from_where_a_person_last_resumed(tmp_path: Path):

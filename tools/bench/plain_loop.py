@@ -9,6 +9,9 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import reasoning_gym
 import torch
@@ -17,14 +20,37 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 PROMPTS, SAMPLES, NEW_TOKENS, LEARNING_RATE = 8, 8, 12, 4e-5
 
 
-def main(model_directory: str, steps: int, seed: int) -> None:
+@dataclass(frozen=True)
+class Step:
+    """One training step.
+
+    Attributes:
+        model: as it is after the step.
+        kept: samples that taught something.
+    """
+
+    model: Any
+    reward: float
+    generate_s: float
+    train_s: float
+    kept: int
+
+
+def train(
+    model_directory: str, steps: int, seed: int, learning_rate: float = LEARNING_RATE, updates: int = 1
+) -> Iterator[Step]:
+    """Train; the model goes on changing with each step that is asked for.
+
+    Args:
+        updates: optimizer steps on each batch, each on a share of the samples that teach something.
+    """
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_directory, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     task = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     items = iter(reasoning_gym.create_dataset("chain_sum", size=PROMPTS * steps, seed=seed, **task))
-    for step in range(steps):
+    for _ in range(steps):
         started = time.monotonic()
         batch = [next(items) for _ in range(PROMPTS)]
         chats = [
@@ -61,27 +87,28 @@ def main(model_directory: str, steps: int, seed: int) -> None:
         ends = (responses == 2).cumsum(1)
         mask = ((ends == 0) | ((responses == 2) & (ends == 1))).float()
         kept = (advantages.abs() > 1e-6).nonzero()[:, 0]
-        if len(kept):
+        size = -(-len(kept) // updates)
+        for update in range(updates if len(kept) else 0):
+            part = kept[torch.arange(update * size, (update + 1) * size) % len(kept)]
             attention = torch.cat([prompts["attention_mask"].repeat_interleave(SAMPLES, 0), torch.ones_like(responses)], 1)
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(
-                    input_ids=tokens[kept], attention_mask=attention[kept], logits_to_keep=responses.shape[1] + 1
+                    input_ids=tokens[part], attention_mask=attention[part], logits_to_keep=responses.shape[1] + 1
                 ).logits[:, :-1]
-            logprobs = logits.float().log_softmax(-1).gather(-1, responses[kept][..., None])[..., 0]
+            logprobs = logits.float().log_softmax(-1).gather(-1, responses[part][..., None])[..., 0]
             ratio = torch.exp(logprobs - logprobs.detach())
-            loss = -(ratio * advantages[kept, None] * mask[kept]).sum() / mask[kept].sum()
+            loss = -(ratio * advantages[part, None] * mask[part]).sum() / mask[part].sum()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        ended = time.monotonic()
-        figures = {
-            "step": step,
-            "reward": rewards.mean().item(),
-            "generate_s": generated - started,
-            "train_s": ended - generated,
-        }
-        print(json.dumps({**figures, "step_s": ended - started, "kept": len(kept)}), flush=True)
+        yield Step(model, rewards.mean().item(), generated - started, time.monotonic() - generated, len(kept))
+
+
+def main(model_directory: str, steps: int, seed: int) -> None:
+    for number, step in enumerate(train(model_directory, steps, seed)):
+        figures = {"step": number, "reward": step.reward, "generate_s": step.generate_s, "train_s": step.train_s}
+        print(json.dumps({**figures, "step_s": step.generate_s + step.train_s, "kept": step.kept}), flush=True)
 
 
 if __name__ == "__main__":

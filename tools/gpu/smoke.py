@@ -138,7 +138,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from hpcrl.checkpoint.hashing import hash_tensors
-    from hpcrl.checkpoint.weights import publish
+    from hpcrl.checkpoint.publish.publisher import Publisher
+    from hpcrl.checkpoint.publish.versions import version_path
+    from hpcrl.checkpoint.state.saver import About, Saved
     from hpcrl.engines.embedded.engine import EmbeddedEngine
     from hpcrl.engines.embedded.settings import EngineSettings
     from hpcrl.engines.titan.settings import TrainerSettings, World
@@ -162,25 +164,39 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         found["logprob_error"] = _logprob_error(job, scored) if rank == 0 else 0.0
     for seed in range(job["steps"]):
         found["steps"].append(trainer.train_batch(batch(seed)))
-    weights = trainer.hf_state_dict()
-    found["hash"] = hash_tensors(weights)
-    trainer.save_state(folder / "state", {"made_by": ranks})
+    published = Publisher(
+        folder / "weights",
+        Path(job["model"]),
+        trainer.hf_specs(),
+        attempt=1,
+        rank=rank,
+        ranks=ranks,
+        exchange=trainer.exchange,
+    ).publish(1, trainer.hf_tensors())
+    found["hash"] = published.hash
+    trainer.begin_save(folder / "state", About() if rank == 0 else None)
     found["loss_before_save"] = trainer.train_batch(batch(99))["loss"]
+    ended = trainer.finish_save(seconds=600)
+    if not isinstance(ended, Saved):
+        raise RuntimeError(f"rank {rank}: {ended}")
+    found["save_stalled_s"] = ended.stalled_s
+    # The save is committed for all once rank 0 has seen it.
+    trainer.say(0)
     trainer.close()
     resumed = start()
     resumed.load_state(folder / "state")
-    found["hash_reloaded"] = hash_tensors(resumed.hf_state_dict())
+    found["hash_reloaded"] = hash_tensors(dict(resumed.hf_tensors()))
     found["loss_after_load"] = resumed.train_batch(batch(99))["loss"]
     if (other := Path(job["other_state"])).is_dir():
-        caller = resumed.load_state(other)
-        found["other"] = [caller, hash_tensors(resumed.hf_state_dict())]
+        made = resumed.load_state(other)
+        found["other"] = [made and made.mesh.world_size, hash_tensors(dict(resumed.hf_tensors()))]
     resumed.close()
     if rank == 0:
-        published = publish(folder / "weights", 1, weights, Path(job["model"]))
         engine = EmbeddedEngine(
             EngineSettings(model_path=Path(job["model"]), dtype="bfloat16", device="cuda:0" if gpu else "cpu", max_context=256)
         )
-        found["hash_engine"] = engine.update_weights(published.path, "1", expect_hash=published.hash).hash
+        path = version_path(folder / "weights", 1)
+        found["hash_engine"] = engine.update_weights(path, "1", expect_hash=published.hash).hash
         engine.stop()
     if gpu:
         found["gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -329,8 +345,8 @@ class Smoke:
         self.check(
             f"trainer {name}, 2 ranks against 1", loss < most[0] and norm < most[1], f"loss {loss:.1e}, norm {norm:.1e} rel."
         )
-        caller, digest = one["other"]
-        same = caller == {"made_by": 2} and digest == two["hash"]
+        made, digest = one["other"]
+        same = made == 2 and digest == two["hash"]
         self.check(f"trainer {name}, save of 2 ranks loaded by 1", same, digest[:12])
 
     def engine(self) -> None:

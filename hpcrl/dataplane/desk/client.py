@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from hpcrl.dataplane.desk.keys import curve_pair, guard_client
 from hpcrl.dataplane.desk.wire import gives_nothing, pack_request, unpack_reply
 from hpcrl.dataplane.interface import DataPlaneError, NotAnswered
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, Lease, decode_answer, encode
+from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.errors import Stopped, host
 from hpcrl.run.stop import StopFlag
 

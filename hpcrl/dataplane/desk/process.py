@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcrl.dataplane.desk.keeper import LedgerKeeper
-from hpcrl.dataplane.desk.keys import curve_pair
 from hpcrl.dataplane.desk.restore import Reached, Restorer, has_snapshots
 from hpcrl.dataplane.desk.server import Desk
 from hpcrl.dataplane.desk.snapshots import Snapshots
@@ -16,6 +15,7 @@ from hpcrl.dataplane.ledger.rules import Rules, rules_of
 from hpcrl.dataplane.shm.folders import Claim
 from hpcrl.dataplane.snapshot.request import Request
 from hpcrl.recipe import Recipe
+from hpcrl.run.curve import curve_pair
 from hpcrl.run.directory import Attempt
 from hpcrl.run.stop import StopFlag
 

@@ -14,10 +14,10 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from hpcrl.dataplane.desk.keys import Pair, guard_server
 from hpcrl.dataplane.desk.wire import gives_nothing, pack_reply, unpack_request
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, decode_op, encode
+from hpcrl.run.curve import Pair, guard_server
 from hpcrl.run.errors import host
 from hpcrl.run.stop import StopFlag
 

@@ -16,8 +16,8 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: ``life``: a process began a life; ``trained``: the final reader trained the rows, which counts once they are
-            ``acknowledged`` by the same life or as settled by a later one; ``cleared``: the final reader has acknowledged
-            them, so they are gone.
+            ``acknowledged``, by the same life or a later one; ``cleared``: the final reader has acknowledged them, so they are
+            gone.
         t: Unix time [s].
         who: process.
         life: of that process.

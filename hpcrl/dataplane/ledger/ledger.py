@@ -220,16 +220,7 @@ class Ledger:
         books = self._books
         if op.who not in books.rules.names([g for g in [group_of(op.who)] if g in books.rules.processes]):
             raise refuse_schema(f"{op.who} is no process of the run; its groups have {books.rules.processes}")
-        for name in op.settled:
-            if group_of(op.who) != books.book(name).rules.final:
-                raise refuse_schema(
-                    f"stream {name!r}: {op.who} is not of its final reader, so it cannot have settled rows of it"
-                )
         books.note("life", op.who, op.life)
-        for name, rows in op.settled.items():
-            book = books.book(name)
-            found = (book.get(row) for row in dict.fromkeys(rows))
-            writing.settle(books, book, op.who, op.life, [block for block in found if block is not None])
         if before is not None:
             books.let_go(op.who, before.life, list(books.streams), "given_back")
         for book in books.streams.values():

@@ -69,13 +69,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Hello(Op, frozen=True, kw_only=True):
-    """A process begins a life: what earlier ones held under lease is given back.
-
-    Attributes:
-        settled: with a stream's name, row ids whose training a durable checkpoint holds: they are acknowledged first.
-    """
-
-    settled: dict[str, list[int]] = {}
+    """A process begins a life: what earlier ones held under lease is given back."""
 
 
 class Put(Op, frozen=True, kw_only=True):

@@ -85,7 +85,11 @@ def acknowledge(books: Books, op: Acknowledge) -> Granted:
     if group not in book.rules.readers:
         raise refuse_schema(f"stream {op.stream!r}: group {group!r} does not read it")
     if group == book.rules.final:
-        settle(books, book, op.who, op.life, _own(books, book, op.who, op.blocks))
+        blocks = _own(books, book, op.who, op.blocks)
+        books.note("acknowledged", op.who, op.life, op.stream, blocks)
+        books.remove(book, blocks)
+        book.record.counters.cleared += sum(block.rows for block in blocks)
+        books.note("cleared", op.who, op.life, op.stream, blocks)
         return Granted()
     done = []
     for first in op.blocks:
@@ -96,14 +100,6 @@ def acknowledge(books: Books, op: Acknowledge) -> Granted:
     books.note("acknowledged", op.who, op.life, op.stream, done)
     books.news.add(op.stream)
     return Granted()
-
-
-def settle(books: Books, book: StreamBook, who: str, life: int, blocks: Sequence[Block]) -> None:
-    """The final reader is done with blocks."""
-    books.note("acknowledged", who, life, book.rules.name, blocks)
-    books.remove(book, blocks)
-    book.record.counters.cleared += sum(block.rows for block in blocks)
-    books.note("cleared", who, life, book.rules.name, blocks)
 
 
 def drop(books: Books, op: Drop) -> Granted:

@@ -1,9 +1,10 @@
-"""Folders of segments: whose they are, and how none is left behind.
+"""Folders in shared memory: whose they are, and how none is left behind.
 
 ::
 
-    ROOT/hpcrl-UID-RUNID/aN/owners/PID.XXXXXXXX   locked by a process of the attempt for as long as it lives
+    ROOT/hpcrl-UID-RUNID/aN/owners/PID.RANDOM     locked by a process of the attempt for as long as it lives
     ROOT/hpcrl-UID-RUNID/aN/GROUP.RANK/LIFE/      segments of one life of one writer
+    ROOT/hpcrl-UID-RUNID/aN/weights/              the node's policy weights; see hpcrl.checkpoint.publish.node
 
 Owners are told by a lock, not by pid and start time: the kernel drops it however the process ends, a pid that is used
 again does not hold it, and it tells the truth to a process in another container, where pids mean something else.
@@ -19,17 +20,21 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrl.dataplane.interface import DataPlaneError
-from hpcrl.dataplane.room import SHARED_MEMORY
+from hpcrl.dataplane.room import SHARED_MEMORY, choose_root
+from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import host
 from hpcrl.run.stop import wait_for
 
 BUSY_S = 60.0
+# A node whose shared memory is smaller, as containers' often is, uses its own temporary folder.
+LEAST_SHARED_BYTES = 256 << 20
 _OWNERS = "owners"
 
 
@@ -42,6 +47,32 @@ def attempt_folder(run_id: str, attempt: int, root: Path = SHARED_MEMORY) -> Pat
     if not re.fullmatch(r"\w[\w.\-]*", run_id, re.ASCII):
         raise ValueError(f"run id {run_id!r} is no name of a folder")
     return root / f"hpcrl-{os.getuid()}-{run_id}" / f"a{attempt}"
+
+
+def shared_folder(attempt: Attempt) -> Path:
+    """Where an attempt keeps what its processes of this node share in memory; the same for all of them.
+
+    Raises:
+        DataPlaneError: the node has no room for any.
+    """
+    root = choose_root(LEAST_SHARED_BYTES, Path(tempfile.gettempdir()))
+    return attempt_folder(attempt.run.run_id, attempt.number, root)
+
+
+@contextlib.contextmanager
+def kept_folder(attempt: Attempt) -> Iterator[Path]:
+    """:func:`shared_folder`, kept meanwhile; afterwards it is gone, unless another process of the node still needs it.
+
+    Raises:
+        DataPlaneError: the node has no room, or the folder cannot be made.
+    """
+    folder = shared_folder(attempt)
+    claim = Claim(folder)
+    try:
+        yield folder
+    finally:
+        claim.release()
+        remove_attempt(folder)
 
 
 class Claim:

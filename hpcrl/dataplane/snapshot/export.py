@@ -1,12 +1,11 @@
-"""A snapshot as one file, merged over the nodes: HDF5 in the same layout, or JSON lines."""
+"""Rows of a run as one file: HDF5 in the layout of snapshots, or JSON lines."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,61 +14,53 @@ import numpy as np
 
 from hpcrl.dataplane.packing import unpack
 from hpcrl.dataplane.snapshot.layout import LABELS, SavedBlock, SnapshotError
-from hpcrl.dataplane.snapshot.merge import Merged
-from hpcrl.dataplane.snapshot.read import Snapshot
 from hpcrl.dataplane.snapshot.write import Compression, write_rows
 from hpcrl.recipe import Column, Stream
 from hpcrl.run.atomic import sync
 
 
 def export_hdf5(
-    snapshot: Snapshot,
-    merged: Merged,
-    streams: Sequence[str],
+    columns: Mapping[str, tuple[Column, ...]],
+    blocks: Iterable[SavedBlock],
     path: Path,
     *,
+    about: Mapping[str, str | int | float],
     progress: Callable[[int], None],
     compression: Compression = "none",
 ) -> int:
-    """Write streams of a snapshot to one file of rows; the number of rows.
+    """Write blocks to one file of rows; the number of rows.
 
     Args:
+        columns: of each stream.
+        about: attributes of the file.
         progress: hears how many further rows are done.
 
     Raises:
-        SnapshotError: the file cannot be written, or the snapshot not read; nothing is left of it.
+        SnapshotError: the file cannot be written, or the blocks not be read; nothing is left of it.
     """
-    manifest = snapshot.manifest
-    about: dict[str, str | int | float] = {
-        "run_id": manifest.run_id,
-        "attempt": manifest.attempt,
-        "number": manifest.number,
-        "t": manifest.t,
-        "policy_version": manifest.policy_version,
-    }
-    declared = [Stream(name=name, columns=merged.columns[name]) for name in streams]
-    counts = write_rows(path, declared, _all(merged, streams, progress), about=about, compression=compression)
+    declared = [Stream(name=name, columns=of_stream) for name, of_stream in columns.items()]
+    counts = write_rows(path, declared, _counted(blocks, progress), about=about, compression=compression)
     return sum(count.rows for count in counts.values())
 
 
-def export_jsonl(merged: Merged, streams: Sequence[str], path: Path, *, progress: Callable[[int], None]) -> int:
+def export_jsonl(
+    columns: Mapping[str, tuple[Column, ...]],
+    blocks: Iterable[SavedBlock],
+    path: Path,
+    *,
+    progress: Callable[[int], None],
+) -> int:
     """Write one JSON object a row: ``stream``, ``row``, ``labels``, and ``columns``, those that were filled.
 
-    What JSON has no number for stands as ``"nan"``, ``"inf"`` and ``"-inf"``.
-
-    Args:
-        progress: hears how many further rows are done.
-
-    Raises:
-        SnapshotError: as :func:`export_hdf5`.
+    What JSON has no number for stands as ``"nan"``, ``"inf"`` and ``"-inf"``. Arguments and errors as :func:`export_hdf5`.
     """
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     rows = 0
+    by_name = {stream: {column.name: column for column in of_stream} for stream, of_stream in columns.items()}
     try:
         with open(beside, "x", encoding="ascii") as file:
-            for block in _all(merged, streams, progress):
-                columns = {column.name: column for column in merged.columns[block.stream]}
-                for record in _records(block, columns):
+            for block in _counted(blocks, progress):
+                for record in _records(block, by_name[block.stream]):
                     file.write(json.dumps(record, allow_nan=False) + "\n")
                 rows += block.rows
             file.flush()
@@ -84,8 +75,18 @@ def export_jsonl(merged: Merged, streams: Sequence[str], path: Path, *, progress
     return rows
 
 
-def _all(merged: Merged, streams: Sequence[str], progress: Callable[[int], None]) -> Iterator[SavedBlock]:
-    for block in itertools.chain.from_iterable(merged.blocks(name) for name in streams):
+def plain(value: Any) -> Any:
+    """A value of a row as JSON has it."""
+    if isinstance(value, str):
+        return value
+    found = value.tolist()
+    if value.dtype.kind != "f" or np.isfinite(value).all():
+        return found
+    return [_number(item) for item in found] if isinstance(found, list) else _number(found)
+
+
+def _counted(blocks: Iterable[SavedBlock], progress: Callable[[int], None]) -> Iterator[SavedBlock]:
+    for block in blocks:
         yield block
         progress(block.rows)
 
@@ -98,18 +99,8 @@ def _records(block: SavedBlock, columns: dict[str, Column]) -> Iterator[dict[str
             "stream": block.stream,
             "row": block.first + row,
             "labels": {name: values[row] for name, values in labels.items()},
-            "columns": {name: _plain(values[row]) for name, values in data.items()},
+            "columns": {name: plain(values[row]) for name, values in data.items()},
         }
-
-
-def _plain(value: Any) -> Any:
-    """A value of a row as JSON has it."""
-    if isinstance(value, str):
-        return value
-    plain = value.tolist()
-    if value.dtype.kind != "f" or np.isfinite(value).all():
-        return plain
-    return [_number(item) for item in plain] if isinstance(plain, list) else _number(plain)
 
 
 def _number(value: float) -> float | str:

@@ -8,22 +8,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from hpcrl.dataplane.snapshot.digest import digest_bytes, digest_file, method_of
 from hpcrl.dataplane.snapshot.gather import Counts
 from hpcrl.dataplane.snapshot.layout import LAYOUT, SavedBlock, SnapshotError, encoded
 from hpcrl.dataplane.snapshot.write import Compression, write_rows
 from hpcrl.recipe import Stream
-from hpcrl.run.atomic import write_json
+from hpcrl.run import disk
+from hpcrl.run.digest import digest_file
 from hpcrl.run.directory import Attempt, RunDirectory
+from hpcrl.run.disk import FileDamaged, check_file
 from hpcrl.run.errors import DeadlineExceeded, host
+from hpcrl.run.sealed import read_sealed, write_sealed
 from hpcrl.run.stop import wait_for
 
 MANIFEST = "manifest.json"
@@ -33,18 +33,13 @@ class Damaged(SnapshotError):
     """A snapshot is not whole; an earlier one may be."""
 
 
-class FileRecord(msgspec.Struct, frozen=True):
+class FileRecord(disk.FileRecord, frozen=True):
     """One node's file.
 
     Attributes:
-        size: [bytes].
-        digest: ``method:hexadecimal``.
         streams: what it holds.
     """
 
-    name: str
-    size: int
-    digest: str
     streams: dict[str, Counts]
 
 
@@ -161,9 +156,8 @@ def commit(
         files=list(files),
         streams=streams,
     )
-    record = msgspec.to_builtins(manifest)
     try:
-        write_json(folder / MANIFEST, record | {"digest": digest_bytes(_canonical(record))})
+        write_sealed(folder / MANIFEST, msgspec.to_builtins(manifest))
     except OSError as error:
         raise SnapshotError(f"{host()}: {folder / MANIFEST} cannot be written: {error}") from error
     return manifest
@@ -178,15 +172,9 @@ def read_manifest(folder: Path, run_id: str) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        digest = record.pop("digest")
-        whole = digest_bytes(_canonical(record), method_of(digest)) == digest
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path} is damaged: {error!r}") from error
-    if not whole:
-        raise Damaged(f"{path} is damaged: it does not have the checksum that it names")
+        record = read_sealed(path)
+    except FileDamaged as error:
+        raise Damaged(str(error)) from error
     if (layout := record.get("layout")) != LAYOUT:
         raise SnapshotError(f"{path} has layout {layout}, this hpcrl reads {LAYOUT}: go on with the one that wrote it")
     if (found := record.get("run_id")) != run_id:
@@ -204,15 +192,10 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         Damaged: names the file.
     """
     for file in manifest.files:
-        path = folder / file.name
         try:
-            if (size := path.stat().st_size) != file.size:
-                raise Damaged(f"{path} is damaged: it has {size} bytes, {file.size} were written")
-            digest = digest_file(path, method_of(file.digest))
-        except (OSError, ValueError) as error:
-            raise Damaged(f"{path} cannot be checked: {error}") from error
-        if digest != file.digest:
-            raise Damaged(f"{path} is damaged: its checksum is {digest}, {file.digest} was written")
+            check_file(folder, file)
+        except FileDamaged as error:
+            raise Damaged(str(error)) from error
 
 
 def _await_files(folder: Path, files: Sequence[FileRecord], seconds: float) -> None:
@@ -228,7 +211,3 @@ def _await_files(folder: Path, files: Sequence[FileRecord], seconds: float) -> N
     except DeadlineExceeded as error:
         wrong = [f"{f.name} has {sizes.get(f.name, 'no')} bytes of {f.size}" for f in files if sizes.get(f.name) != f.size]
         raise SnapshotError(f"{host()}: snapshot {folder} is not committed: {error}: {', '.join(wrong)}") from error
-
-
-def _canonical(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True).encode()

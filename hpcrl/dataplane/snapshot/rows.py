@@ -117,6 +117,17 @@ class Table:
         """Whether the column of each row was filled, bool (rows,)."""
         return self._sets.by_row(self._sets.column_present(self._sets.column(column).name))
 
+    def lengths(self, column: str) -> np.ndarray:
+        """Elements of each row of a ragged column, bytes of each of a str one, int64 (rows,).
+
+        Raises:
+            SnapshotError: rows of the column do not differ in length.
+        """
+        declared = self._sets.column(column)
+        if not varied(declared):
+            raise SnapshotError(f"{self._sets.path}: column {column!r} of stream {self.name!r} has one value a row")
+        return np.diff(self._sets.offsets(declared))
+
     def where(
         self,
         *,

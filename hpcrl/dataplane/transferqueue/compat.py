@@ -34,8 +34,8 @@ from typing import Any
 import torch.compiler
 import zmq
 
-from hpcrl.dataplane.desk.keys import Pair, curve_pair, guard_client, guard_server
 from hpcrl.dataplane.interface import DataPlaneError
+from hpcrl.run.curve import Pair, curve_pair, guard_client, guard_server
 
 VERSION = "0.1.11"
 # Encryption is the work of a context's I/O threads, one for each connection, and one thread seals about 450 MiB/s.

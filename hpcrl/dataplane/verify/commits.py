@@ -46,7 +46,9 @@ def check_commits(commits: Commits, streams: Mapping[str, Stream], found: Findin
             step=training.acknowledged + 1,
             stream=stream.name,
         )
-    saved = commits.before.step if commits.before is not None else 0
+    # Without numbers of prompts in the history there is nothing to compare those of the trainer with.
+    before = commits.before if stream.limits.samples is not None else None
+    saved = before.step if before is not None else 0
     for step, prompts in commits.steps.items():
         there = training.prompts.get(step)
         if step - 1 not in training.versions:
@@ -55,8 +57,8 @@ def check_commits(commits: Commits, streams: Mapping[str, Stream], found: Findin
         elif prompts is not None and there is not None and step <= saved and prompts != there:
             what = f"it trained {prompts.count} prompts by the trainer's journal, and others, {there.count}, by the history"
             found.add("commits", what, step=step, stream=stream.name)
-    if commits.before is not None:
-        _check_cursor(commits.before, commits.place, stream, found)
+    if before is not None:
+        _check_cursor(before, commits.place, stream, found)
 
 
 def _check_cursor(cursor: Cursor, place: str, stream: Stream, found: Findings) -> None:

@@ -14,39 +14,24 @@ import torch
 
 from hpcrl.engines.embedded.errors import RequestError, WeightUpdateError
 from hpcrl.engines.embedded.figures import Figures
+from hpcrl.engines.embedded.holding import Holding, WeightReport
 from hpcrl.engines.embedded.intake import Intake
 from hpcrl.engines.embedded.model import LoadedModel
+from hpcrl.engines.embedded.receive import Groups
 from hpcrl.engines.embedded.schedule import Schedule
 from hpcrl.engines.embedded.sequence import Group, Sequence
 from hpcrl.engines.embedded.settings import EngineSettings
-from hpcrl.engines.embedded.weights import hash_weights, load_in_place
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "retract", "in_place"]
 _ABORTED = "Aborted by AbortReq."
 
 
-@dataclass(frozen=True)
-class WeightReport:
-    """Which weights are loaded.
-
-    Attributes:
-        path: the folder that they came from.
-        hash: hash of the tensors in memory.
-        held: samples that a pause held while they were replaced.
-    """
-
-    version: str
-    path: Path
-    hash: str
-    held: int = 0
-
-
 @dataclass
-class _Update:
-    path: Path
-    version: str | None
-    expect_hash: str | None
+class _Change:
+    """Something to do with the weights while nothing is decoded."""
+
+    apply: Callable[[], None]
     future: Future[WeightReport] = field(default_factory=Future)
 
 
@@ -66,13 +51,11 @@ class EmbeddedEngine:
         self.model = LoadedModel(settings)
         self.figures = Figures()
         self._intake = Intake(self.model.max_context, self.model.vocab_size, settings.seed)
-        self._weights = WeightReport(
-            settings.weight_version, settings.model_path, hash_weights(self.model.module, settings.model_path)
-        )
+        self._holding = Holding(self.model.module, settings.model_path, settings.weight_version, self._weights_changed)
         self._schedule = Schedule(self.model, settings, self.figures)
-        self._broken: str | None = None
         self._paused: PauseMode | None = None
-        self._update: _Update | None = None
+        # Waits for its turn.
+        self._change: _Change | None = None
         self._stopping = False
         self._calls: list[Callable[[], object]] = []
         self._wake = threading.Condition()
@@ -82,14 +65,19 @@ class EmbeddedEngine:
     @property
     def weights(self) -> WeightReport:
         """Which weights are loaded."""
-        return self._weights
+        return self._holding.report
 
     @property
     def broken(self) -> str | None:
         """Why the engine must not generate until a whole set of weights is loaded; None if it is well."""
         if not self._thread.is_alive():
             return "the engine's thread has ended"
-        return self._broken
+        return self._holding.broken
+
+    @property
+    def groups(self) -> Groups:
+        """The groups in which peers send weights. Thread-safe."""
+        return self._holding.groups
 
     @property
     def capacity_tokens(self) -> int:
@@ -192,26 +180,39 @@ class EmbeddedEngine:
             WeightUpdateError: see :func:`load_in_place`; a touched engine is unhealthy until a whole version is loaded.
             TimeoutError: requests ran longer than ``wait_s`` seconds.
         """
-        update = _Update(path, version, expect_hash)
+        return self._do(lambda: self._holding.load(path, version, expect_hash), abort_all, flush_cache).result(wait_s)
 
-        def apply() -> None:
-            if abort_all:
-                self._schedule.abort(lambda _: True, _ABORTED)
-            if self._update is not None:
-                update.future.set_exception(WeightUpdateError("another update is waiting; nothing was changed", touched=False))
-            elif flush_cache and self._paused is not None and self._schedule.running:
-                update.future.set_exception(
-                    WeightUpdateError(
-                        "Cache flush failed: samples are frozen in place with their cache. Use flush_cache=false, or pause "
-                        "with mode retract; nothing was changed",
-                        touched=False,
-                    )
-                )
-            else:
-                self._update = update
+    def begin_update(self, wait_s: float | None = None) -> WeightReport:
+        """Begin an update by peers, when :meth:`update_weights` would load; nothing is decoded until it has ended.
 
-        self._post(apply)
-        return update.future.result(wait_s)
+        Raises:
+            WeightUpdateError: one has begun already.
+            TimeoutError: requests ran longer than ``wait_s`` seconds.
+        """
+        return self._do(self._holding.begin).result(wait_s)
+
+    def receive_weights(
+        self,
+        group: str,
+        names: list[str],
+        dtypes: list[torch.dtype],
+        shapes: list[tuple[int, ...]],
+        version: str | None = None,
+    ) -> WeightReport:
+        """Take tensors that rank 0 of a group sends.
+
+        Args:
+            version: name of the version; None keeps what was said before.
+
+        Raises:
+            WeightUpdateError: see :meth:`Update.receive`; or none has begun. A touched engine is unhealthy until a whole
+                version is loaded.
+        """
+        return self._do(lambda: self._holding.receive(group, names, dtypes, shapes, version)).result()
+
+    def end_update(self, expect_hash: str | None = None) -> WeightReport:
+        """End the update; errors as :meth:`Update.end`, or none has begun."""
+        return self._do(lambda: self._holding.end(expect_hash)).result()
 
     def flush_cache(self) -> bool:
         """Whether no cache is held (nothing runs); caches live only as long as their requests."""
@@ -222,7 +223,35 @@ class EmbeddedEngine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        # Else the thread may wait for a peer's weights as long as that may take.
+        self.groups.close()
         self._thread.join()
+
+    def _do(self, apply: Callable[[], None], abort_all: bool = False, flush_cache: bool = False) -> Future[WeightReport]:
+        change = _Change(apply)
+
+        def enter() -> None:
+            if abort_all:
+                self._schedule.abort(lambda _: True, _ABORTED)
+            if self._change is not None:
+                change.future.set_exception(WeightUpdateError("another update is waiting; nothing was changed", touched=False))
+            elif flush_cache and self._paused is not None and self._schedule.running:
+                change.future.set_exception(
+                    WeightUpdateError(
+                        "Cache flush failed: samples are frozen in place with their cache. Use flush_cache=false, or pause "
+                        "with mode retract; nothing was changed",
+                        touched=False,
+                    )
+                )
+            else:
+                self._change = change
+
+        self._post(enter)
+        return change.future
+
+    def _weights_changed(self) -> int:
+        self.figures.updates += 1
+        return self._schedule.size if self._paused is not None else 0
 
     def _ask(self, call: Callable[[], T]) -> T:
         future: Future[T] = Future()
@@ -248,8 +277,8 @@ class EmbeddedEngine:
         return self._schedule.abort(lambda s: abort_all or s.rid.startswith(rid), _ABORTED)
 
     def _admit(self, group: Group) -> None:
-        if self._broken is not None:
-            group.future.set_exception(RequestError(f"the engine is unhealthy: {self._broken}", status=503))
+        if (why := self._holding.broken) is not None:
+            group.future.set_exception(RequestError(f"the engine is unhealthy: {why}", status=503))
         else:
             self._schedule.add(group)
 
@@ -268,39 +297,40 @@ class EmbeddedEngine:
 
     def _turn(self) -> None:
         with self._wake:
-            while not (self._calls or self._stopping or self._can_update() or self._can_decode()):
+            while not (self._calls or self._stopping or self._can_change() or self._can_decode()):
                 self._wake.wait()
             calls, self._calls = self._calls, []
         for call in calls:
             call()
-        if self._can_update():
-            self._apply_update()
+        if self._can_change():
+            self._apply_change()
         elif self._can_decode():
-            self._schedule.step(self._weights.version, admit=self._update is None)
+            self._schedule.step(self.weights.version, admit=self._change is None)
         self._schedule.count(paused=self._paused is not None)
 
-    def _can_update(self) -> bool:
-        return self._update is not None and (self._paused is not None or not self._schedule.running)
+    def _can_change(self) -> bool:
+        held = self._paused is not None or self._holding.is_receiving
+        return self._change is not None and (held or not self._schedule.running)
 
     def _can_decode(self) -> bool:
-        return self._paused is None and bool(self._schedule.running or (self._schedule.waiting and self._update is None))
+        may = self._paused is None and not self._holding.is_receiving
+        return may and bool(self._schedule.running or (self._schedule.waiting and self._change is None))
 
-    def _apply_update(self) -> None:
-        update, self._update = self._update, None
-        assert update is not None
+    def _apply_change(self) -> None:
+        change, self._change = self._change, None
+        assert change is not None
         try:
-            digest = load_in_place(self.model.module, update.path, update.expect_hash)
+            change.apply()
         except WeightUpdateError as error:
             if error.touched:
-                self._broken = str(error)
+                self._holding.spoil(str(error))
                 self._schedule.abort(lambda _: True, "the engine's weights are broken")
-            update.future.set_exception(error)
+            change.future.set_exception(error)
             return
-        self._broken = None
-        version = self._weights.version if update.version is None else update.version
-        self._weights = WeightReport(version, update.path, digest, self._schedule.size if self._paused is not None else 0)
-        self.figures.updates += 1
-        update.future.set_result(self._weights)
+        except BaseException as error:
+            change.future.set_exception(error)
+            raise
+        change.future.set_result(self.weights)
 
     def _end(self, why: str) -> None:
         with self._wake:
@@ -309,5 +339,5 @@ class EmbeddedEngine:
         for call in calls:
             call()
         self._schedule.abort(lambda _: True, why)
-        if self._update is not None:
-            self._update.future.set_exception(WeightUpdateError(f"{why}; nothing was changed", touched=False))
+        if self._change is not None:
+            self._change.future.set_exception(WeightUpdateError(f"{why}; nothing was changed", touched=False))

@@ -17,8 +17,9 @@ from aiohttp import web
 
 from hpcrl.engines.embedded.engine import EmbeddedEngine
 from hpcrl.engines.embedded.errors import RequestError, WeightUpdateError
+from hpcrl.engines.embedded.group_routes import GroupRoutes
 from hpcrl.engines.embedded.text import Text
-from hpcrl.engines.embedded.wire import GenerateRequest, answer
+from hpcrl.engines.embedded.wire import GenerateRequest, answer, read_body
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # A batch of long prompts is some megabytes of JSON.
@@ -28,7 +29,7 @@ _HEALTH_S = 20.0
 
 def application(engine: EmbeddedEngine, *, api_key: str | None) -> web.Application:
     """The routes as an aiohttp application; everything but ``/health`` asks for the key."""
-    routes = Routes(engine)
+    routes, groups = Routes(engine), GroupRoutes(engine)
     app = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[_key_check(api_key), _errors])
     app.add_routes(
         [
@@ -40,6 +41,11 @@ def application(engine: EmbeddedEngine, *, api_key: str | None) -> web.Applicati
             web.post("/pause_generation", routes.pause),
             web.post("/continue_generation", routes.continue_),
             web.post("/update_weights_from_disk", routes.update_weights),
+            web.post("/init_weights_update_group", groups.join),
+            web.post("/destroy_weights_update_group", groups.leave),
+            web.post("/begin_weight_update", groups.begin),
+            web.post("/update_weights_from_distributed", groups.receive),
+            web.post("/end_weight_update", groups.end),
             web.post("/abort_request", routes.abort),
             web.get("/flush_cache", routes.flush_cache),
             web.post("/flush_cache", routes.flush_cache),
@@ -74,15 +80,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.json_response({"error": {"message": str(error)}}, status=error.status)
 
 
-async def _body(request: web.Request) -> Any:
-    if not request.can_read_body:
-        return {}
-    try:
-        return await request.json()
-    except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
-
-
 class Routes:
     """The handlers."""
 
@@ -93,7 +90,7 @@ class Routes:
     async def generate(self, request: web.Request) -> web.Response:
         """``/generate``: aborts its samples if the client goes away."""
         began = time.monotonic()
-        wanted = GenerateRequest.parse(await _body(request))
+        wanted = GenerateRequest.parse(await read_body(request))
         prompts = [self._text.encode(p) if isinstance(p, str) else p for p in wanted.prompts]
         samples = len(prompts) * (wanted.sampling[0].get("n") or 1)
         prefix = uuid.uuid4().hex
@@ -136,7 +133,7 @@ class Routes:
 
     async def pause(self, request: web.Request) -> web.Response:
         """``/pause_generation``: ``mode`` abort, retract or in_place."""
-        mode = (await _body(request)).get("mode", "abort")
+        mode = (await read_body(request)).get("mode", "abort")
         if mode not in ("abort", "retract", "in_place"):
             raise RequestError(f"mode must be abort, retract or in_place, got {mode!r}")
         await asyncio.to_thread(self._engine.pause, mode)
@@ -149,7 +146,7 @@ class Routes:
 
     async def update_weights(self, request: web.Request) -> web.Response:
         """``/update_weights_from_disk``; ``expect_hash`` and the answer's ``hash`` are additions to SGLang's fields."""
-        body = await _body(request)
+        body = await read_body(request)
         path = body.get("model_path")
         if not isinstance(path, str):
             raise RequestError("model_path must be a string")
@@ -170,7 +167,7 @@ class Routes:
 
     async def abort(self, request: web.Request) -> web.Response:
         """``/abort_request``: ``rid`` or ``abort_all``."""
-        body = await _body(request)
+        body = await read_body(request)
         await asyncio.to_thread(self._engine.abort, body.get("rid") or "", abort_all=bool(body.get("abort_all", False)))
         return web.Response(status=200)
 

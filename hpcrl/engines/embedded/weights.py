@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hpcrl.checkpoint.hashing import hash_tensors
+from hpcrl.checkpoint.hashing import digest_tensors, hash_digests
+from hpcrl.checkpoint.publish.layout import WeightsError
+from hpcrl.checkpoint.publish.versions import read_record
 from hpcrl.engines.embedded.errors import WeightUpdateError
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -42,24 +44,28 @@ def named_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
-def hash_weights(module: torch.nn.Module, folder: Path) -> str:
-    """Hash of what is loaded, comparable with the hash that ``folder`` was published under.
+def digest_weights(module: torch.nn.Module, folder: Path) -> dict[str, str]:
+    """Digests of what is loaded, by name, comparable with those that ``folder`` was published under.
 
-    Tensors that the engine holds in a wider type than the folder are hashed in the folder's.
+    Tensors that the engine holds in a wider type than the folder are digested in the folder's.
     """
     stored = stored_tensors(folder)
-    weights = named_weights(module)
-    return hash_tensors({name: _as_stored(tensor, stored.get(name)) for name, tensor in weights.items()})
+    return digest_tensors({name: _as_stored(tensor, stored.get(name)) for name, tensor in named_weights(module).items()})
 
 
-def load_in_place(module: torch.nn.Module, folder: Path, expect_hash: str | None = None) -> str:
-    """Replace every weight of the model by those of a folder of safetensors, without a second model in memory.
+def load_in_place(
+    module: torch.nn.Module, folder: Path, expect_hash: str | None = None, held: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Replace the weights of the model by those of a folder of safetensors, without a second model in memory.
 
     Names, shapes and dtypes are compared before the first byte is written. A narrower type than the engine's is taken, as
     nothing is lost; a wider one is not.
 
+    Args:
+        held: digests of what is loaded. Tensors of which the folder's own record gives the same digest are left as they are.
+
     Returns:
-        Hash of what is now loaded.
+        Digests of what is now loaded, by name.
 
     Raises:
         WeightUpdateError: ``touched`` is False if nothing was changed, True if the weights are now a mixture or not those
@@ -73,24 +79,27 @@ def load_in_place(module: torch.nn.Module, folder: Path, expect_hash: str | None
         raise WeightUpdateError(
             f"the weights in {folder} do not fit the loaded model: {shown}; nothing was changed", touched=False
         )
+    held, published = held or {}, _published_digests(folder)
+    renewed = {name for name in weights if name not in held or published.get(name) != held[name]}
     try:
         with torch.no_grad():
-            for file in sorted({part.file for part in stored.values()}):
+            for file in sorted({stored[name].file for name in renewed}):
                 with safe_open(file, framework="pt") as reader:
-                    for name in (name for name, part in stored.items() if part.file == file and name in weights):
+                    for name in (name for name in stored if stored[name].file == file and name in renewed):
                         weights[name].copy_(reader.get_tensor(name))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise WeightUpdateError(
             f"reading {folder} failed half way ({error}); the loaded weights are a mixture, load a whole version", touched=True
         ) from error
-    digest = hash_tensors({name: _as_stored(tensor, stored[name]) for name, tensor in weights.items()})
+    digests = {**held, **digest_tensors({name: _as_stored(weights[name], stored[name]) for name in renewed})}
+    digest = hash_digests(digests)
     if expect_hash is not None and digest != expect_hash:
         raise WeightUpdateError(
             f"weights loaded from {folder} hash to {digest}, expected {expect_hash}: they are not those that were published; "
             "load a whole version",
             touched=True,
         )
-    return digest
+    return digests
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -110,6 +119,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         except (OSError, SafetensorError) as error:
             raise WeightUpdateError(f"{file} cannot be read: {error}; nothing was changed", touched=False) from error
     return found
+
+
+def _published_digests(folder: Path) -> dict[str, str]:
+    """By name, where the folder has a record of them."""
+    try:
+        return read_record(folder).tensors
+    except WeightsError:
+        return {}
 
 
 def _files(folder: Path) -> list[Path]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import web
+
 from hpcrl.engines.embedded.errors import RequestError
 from hpcrl.engines.embedded.sequence import Sequence
 
@@ -75,6 +77,20 @@ class GenerateRequest:
             return_logprob=bool(_uniform("return_logprob", body.get("return_logprob"), False)),
             logprob_start_len=_start(body.get("logprob_start_len")),
         )
+
+
+async def read_body(request: web.Request) -> Any:
+    """The JSON of a request; an empty object where it has none.
+
+    Raises:
+        RequestError: it is not JSON.
+    """
+    if not request.can_read_body:
+        return {}
+    try:
+        return await request.json()
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
 
 
 def answer(sequence: Sequence, *, version: str, text: str, latency_s: float) -> dict[str, Any]:

@@ -62,6 +62,10 @@ class TrainerSettings:
         clip_low, clip_high, importance_cap: see :mod:`hpcrl.algorithms.policy_loss`.
         activation_checkpointing: recompute activations in the backward pass instead of keeping them.
         context: the most tokens of one sample; None takes the model's.
+        keep_states: newest saves of the whole state that stay.
+        keep_states_every: saves of steps that are a multiple of this stay too; 0 = none.
+        keep_best_states: so many saves with the highest ``best_by`` stay too.
+        best_by: a figure of the step, such as ``reward``; with ``-`` before it, the lowest are the best.
         collective_s: deadline of one collective between ranks [s].
     """
 
@@ -87,6 +91,9 @@ class TrainerSettings:
     activation_checkpointing: bool = False
     context: int | None = None
     keep_states: int = 2
+    keep_states_every: int = 0
+    keep_best_states: int = 0
+    best_by: str = "reward"
     collective_s: float = 1800.0
 
     def problems(self) -> list[str]:
@@ -98,7 +105,7 @@ class TrainerSettings:
         for name in ("lr", "temperature", "adam_eps", "collective_s"):
             if not getattr(self, name) > 0:
                 wrong.append(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("warmup_steps", "weight_decay", "clip_low", "clip_high"):
+        for name in ("warmup_steps", "weight_decay", "clip_low", "clip_high", "keep_states_every", "keep_best_states"):
             if getattr(self, name) < 0:
                 wrong.append(f"{name} must not be negative, but is {getattr(self, name)}")
         for name in ("max_grad_norm", "importance_cap", "context"):

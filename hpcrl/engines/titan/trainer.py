@@ -6,7 +6,7 @@ same order; those that take or give data do so on rank 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrl.checkpoint.state import load_state, save_state
+from hpcrl.checkpoint.publish.layout import TensorSpec
+from hpcrl.checkpoint.state.manifest import Manifest, Mesh
+from hpcrl.checkpoint.state.restore import Expected, restore
+from hpcrl.checkpoint.state.retain import Keep
+from hpcrl.checkpoint.state.saver import About, NotSaved, Saved, Saver
 from hpcrl.engines.titan import compat
 from hpcrl.engines.titan.figures import Figures
 from hpcrl.engines.titan.packing import MicroBatch
@@ -75,6 +79,7 @@ class TitanTrainer:
         plain = process.world_size > 1 or settings.compute_dtype == "float32"
         self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, _DTYPES[settings.compute_dtype])
         self._optimizer = self._build_optimizer()
+        self._saver: Saver | None = None
 
     def train_batch(self, samples: Sequence[Sample] | None) -> dict[str, float]:
         """Train on one batch and return figures of it. A collective.
@@ -133,73 +138,98 @@ class TitanTrainer:
         flat = self._ranks.reduce(flat).astype(np.float32)
         return [flat[start:end] for start, end in pairwise(starts)]
 
-    def hf_state_dict(self) -> dict[str, torch.Tensor]:
-        """Weights under Hugging Face names in ``publish_dtype``, whole, on the CPU, copies. A collective.
+    def hf_specs(self) -> list[TensorSpec]:
+        """What :meth:`hf_tensors` gives, in its order; the same on every rank. A collective."""
+        dtype = _DTYPES[self.settings.publish_dtype]
+        shapes = {name: torch.empty(tensor.shape, dtype=dtype, device="meta") for name, tensor in self._to_publish()}
+        return [
+            TensorSpec(name, self.settings.publish_dtype, tuple(tensor.shape))
+            for name, tensor in self._spec.adapter.to_hf(shapes).items()
+        ]
 
-        Returns:
-            On rank 0; empty elsewhere. A tied head is left out, as Hugging Face files do.
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights under Hugging Face names in ``publish_dtype``, one by one, each whole. A collective of each.
+
+        Every rank must go through all of them. A tensor may be the trainer's own memory: it is not to be changed, and is as it
+        is until the next step. A tied head is left out, as Hugging Face files do.
         """
         dtype = _DTYPES[self.settings.publish_dtype]
         cast_already = self.settings.publish_dtype == self.settings.compute_dtype
         with nullcontext() if cast_already else self._weights.masters():
-            held = {
-                name: tensor.detach().to(dtype, copy=True)
-                for name, tensor in self._model.state_dict().items()
-                if not (self._shape.tied and name == "lm_head.weight")
-            }
-        whole = {}
-        for name, tensor in self._spec.adapter.to_hf(held).items():
-            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            if self._ranks.rank == 0:
-                whole[name] = full.cpu().contiguous()
-        return whole
+            for held, tensor in self._to_publish():
+                for name, part in self._spec.adapter.to_hf({held: tensor.detach().to(dtype)}).items():
+                    yield name, part.full_tensor() if hasattr(part, "full_tensor") else part
 
-    def save_state(self, folder: Path, caller: dict[str, Any]) -> Path:
-        """Save weights, optimizer, step and random state with the caller's JSON-like record. A collective.
+    def exchange(self, said: bytes) -> list[bytes]:
+        """What each rank says, on every rank. A collective, for the caller's own words."""
+        return self._ranks.exchange(said)
 
-        The save appears as a whole under ``folder`` or not at all; the newest ``keep_states`` stay.
+    def begin_save(self, folder: Path, about: About | None) -> None:
+        """Begin to save weights, optimizer, step and random states, while training goes on. A collective.
 
-        Returns:
-            The save's own folder.
+        A save is committed under ``folder`` as a whole or not at all; ``keep_states`` and its like say which ones stay.
+
+        Args:
+            about: what the save says beside the tensors; on rank 0.
 
         Raises:
-            StateError: it cannot be written.
+            StateError: the save before has not ended.
         """
-        return save_state(
-            folder,
-            self.step,
-            self._state(),
-            caller,
-            rank=self._ranks.rank,
-            world_size=self._ranks.size,
-            barrier=self._ranks.barrier,
-            keep=self.settings.keep_states,
-        )
+        self._saves_in(folder).begin(self._state(), self.step, about)
 
-    def load_state(self, folder: Path) -> dict[str, Any] | None:
+    @property
+    def saving(self) -> bool:
+        """Whether a save is under way whose end was not told."""
+        return self._saver is not None and self._saver.busy
+
+    def poll_save(self) -> Saved | NotSaved | None:
+        """On rank 0, once, how the save that was begun last ended; None while it has not."""
+        return None if self._saver is None else self._saver.poll()
+
+    def finish_save(self, *, seconds: float) -> Saved | NotSaved | None:
+        """:meth:`poll_save` that waits; None if no save is under way."""
+        return None if self._saver is None else self._saver.finish(seconds=seconds)
+
+    def load_state(self, folder: Path, expected: Expected | None = None) -> Manifest | None:
         """Go on from the newest whole save under ``folder``, made by any number of ranks. A collective.
 
+        Args:
+            expected: what it must fit; on rank 0.
+
         Returns:
-            The caller's record, or None if there is no save; then nothing changed.
+            What the save says, or None if there is none; then nothing changed.
 
         Raises:
-            StateError: the save cannot be read or is of another model.
+            StateError: the save cannot be read or used, or is of another model.
         """
-        found = load_state(folder, self._state(), rank=self._ranks.rank, world_size=self._ranks.size)
-        if found is None:
-            return None
-        self.step, caller = found
-        self._weights.renew()
-        return caller
+        saver = self._saves_in(folder)
+        saver.copied()
+        manifest = restore(folder, self._state(), self._ranks, expected)
+        if manifest is not None:
+            self.step = manifest.step
+            self._weights.renew()
+        # Its process starts while the first batch is waited for.
+        saver.prepare(self._state())
+        return manifest
 
     def say(self, number: int) -> int:
         """What rank 0 says, on every rank; the others' argument does not matter. A collective, for the caller's own words."""
         return self._ranks.say(number)
 
     def close(self) -> None:
-        """Leave the other ranks and let go of the model. Safe to call twice; another trainer may be made after it."""
+        """Leave the other ranks and let go of the model. Safe to call twice; another trainer may be made after it.
+
+        A save that is under way is given up.
+        """
+        if self._saver is not None:
+            self._saver.close()
+            self._saver = None
         self._ranks.close()
         self._model = self._optimizer = self._weights = None
+
+    def _to_publish(self) -> list[tuple[str, torch.Tensor]]:
+        held = self._model.state_dict().items()
+        return [(name, tensor) for name, tensor in held if not (self._shape.tied and name == "lm_head.weight")]
 
     def _check(self, samples: Sequence[Sample]) -> None:
         check_samples(samples, vocabulary=self._shape.vocabulary, context=self._shape.context)
@@ -225,6 +255,19 @@ class TitanTrainer:
             }
         return optimizer
 
+    def _saves_in(self, folder: Path) -> Saver:
+        if self._saver is None or self._saver.folder != folder:
+            if self._saver is not None:
+                self._saver.close()
+            keep, size = self.settings, self._ranks.size
+            self._saver = Saver(
+                folder,
+                self._ranks,
+                keep=Keep(last=keep.keep_states, every=keep.keep_states_every, best=keep.keep_best_states, metric=keep.best_by),
+                mesh=Mesh(size, {"fsdp": size} if size > 1 else {}),
+            )
+        return self._saver
+
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, p in self._weights.named:
@@ -243,6 +286,8 @@ class TitanTrainer:
                 torch.autograd.backward(loss)
                 self._weights.collect_gradients()
             figures.add(loss=float(loss.detach()), tokens_packed=micro.tokens.size if micro.samples else 0)
+        if self._saver is not None:
+            self._saver.copied()
         with figures.time("optimizer_s"):
             figures.set(grad_norm=self._clip())
             self._optimizer.step()

@@ -100,6 +100,19 @@ class Ranks:
         dist.all_reduce(tensor, op)
         return tensor.numpy()
 
+    def exchange(self, said: bytes) -> list[bytes]:
+        """The bytes that each rank gives, on every rank. A collective."""
+        if self.size == 1:
+            return [said]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(said)]))
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(said)] = torch.from_numpy(np.frombuffer(said, np.uint8).copy())
+        heard = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(heard, padded)
+        return [data[: int(length)].numpy().tobytes() for data, length in zip(heard, lengths, strict=True)]
+
     def say(self, number: int) -> int:
         """The number that rank 0 gives, on every rank. A collective."""
         if self.size == 1:

@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from hpcrl.dataplane.desk.client import DeskClient
-from hpcrl.dataplane.desk.keys import curve_pair, guard_client
 from hpcrl.dataplane.desk.server import Desk
 from hpcrl.dataplane.desk.wire import pack_request
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger import ops
+from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.errors import Stopped
 from hpcrl.run.stop import StopFlag, wait_for
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from hpcrl.cli.evidence import Evidence, examine
@@ -335,26 +336,62 @@ def test_rows_in_storage_units_are_saved_too(new_run: Callable[..., Run]):
     assert run.verified().report.clean
 
 
+@contextmanager
+def another_node(run: Run, one: Served, processes: dict[str, int]) -> Iterator[tuple[DataPlane, Callable[[], object]]]:
+    """A maker that puts four prompts into the shared memory of another node; the call has that node write its parts."""
+    folder = attempt_folder(f"{run.directory.run_id}-there", 1)
+    claim, stop = Claim(folder), StopFlag()
+    try:
+        there = dataclasses.replace(one.queue.address(), node="there", folder=folder)
+        make = connect(there, run.recipe, group="make", rank=0, processes=processes, key=run.directory.key)
+        for prompt in range(4):
+            make.put("samples", columns(prompt))
+        assert list(folder.glob("make.0/*/*.seg"))
+        yield make, lambda: PartWriter(run.directory.latest(), "there", folder, stop)
+        make.close()
+    finally:
+        stop.set()
+        claim.release()
+        remove_attempt(folder)
+
+
 def test_rows_in_another_nodes_shared_memory_are_saved_too(new_run: Callable[..., Run], tmp_path: Path):
     run = new_run(snapshot_s=1000)
     processes = {**PROCESSES, "queue": 2}
-    with run.attempt(processes=processes) as one:
-        folder = attempt_folder(f"{run.directory.run_id}-there", 1)
-        claim, stop = Claim(folder), StopFlag()
-        PartWriter(run.directory.latest(), "there", folder, stop)
-        try:
-            there = dataclasses.replace(one.queue.address(), node="there", folder=folder)
-            make = connect(there, run.recipe, group="make", rank=0, processes=processes, key=run.directory.key)
-            for prompt in range(4):
-                make.put("samples", columns(prompt))
-            assert list(folder.glob("make.0/*/*.seg"))
-            one.queue.stop()
-            make.close()
-        finally:
-            stop.set()
-            claim.release()
-            remove_attempt(folder)
+    with run.attempt(processes=processes) as one, another_node(run, one, processes) as (_, write_parts):
+        write_parts()
+        one.queue.stop()
     assert len(newest_snapshot(run.directory).manifest.files) == 2
+    with run.attempt(processes=processes) as two:
+        score(two.plane("score"), 4)
+        assert [prompt for prompt, _ in train(two.plane("train"), 4, version=1)] == list(range(4))
+    assert run.verified().report.clean
+
+
+@pytest.mark.parametrize("agent", ["killed", "left"])
+def test_a_desk_killed_while_a_snapshot_is_made_loses_nothing(new_run: Callable[..., Run], agent: str):
+    """With its group, as an ignitor ends it, or with the process that makes the snapshot left over."""
+    run = new_run(snapshot_s=0.5)
+    processes = {**PROCESSES, "queue": 2}
+    with run.attempt(processes=processes) as one:
+        with another_node(run, one, processes) as (make, write_parts):
+            # It waits for the part of the other node, where nobody writes one yet.
+            half = run.directory.latest().path / "snapshots" / "00000001"
+            wait_for("half a snapshot", lambda: list(half.glob("node-*.h5")) or None, seconds=60)
+            (maker,) = psutil.Process(one.queue.processes["queue.0"].pid).children()
+            one.queue.kill("queue.0")
+            if agent == "killed":
+                maker.kill()
+            one.queue.start_desk(run.recipe, processes)
+            assert newest_snapshot(run.directory) is None
+            assert make.held("samples") == frozenset(range(4))
+            write_parts()
+            whole = wait_for("a whole snapshot", lambda: snapshots(run) or None, seconds=60)
+            assert half not in whole
+            wait_for("the half one to go", lambda: not half.exists() or None, seconds=60)
+        one.lose_node()
+        psutil.wait_procs([maker], timeout=30)
+        assert not maker.is_running()
     with run.attempt(processes=processes) as two:
         score(two.plane("score"), 4)
         assert [prompt for prompt, _ in train(two.plane("train"), 4, version=1)] == list(range(4))

@@ -63,10 +63,10 @@ class Driver:
         seq = self.seqs[who]
         return self.apply(kind(who=who, life=self.lives[who], seq=seq, oldest=seq, **fields))  # type: ignore[arg-type]
 
-    def hello(self, who: str, **settled: list[int]) -> Any:
+    def hello(self, who: str) -> Any:
         self.lives[who] += 1
         self.seqs[who] = 0
-        return self.say(who, ops.Hello, settled=settled)
+        return self.say(who, ops.Hello)
 
     def put(self, who: str = "make.0", rows: int = 2, tokens: int = 1, **fields: Any) -> Any:
         refs = {"x": ops.Ref("inline", rows * ROW, data=b"x")}

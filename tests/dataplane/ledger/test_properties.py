@@ -88,10 +88,12 @@ class World:
 
     def kill(self, who: str) -> None:
         held, self.mine[who] = self.mine[who], set()
-        settled = [first for first in held if who in TRAINERS and self.model.trained[first] and self.random.random() < 0.5]
+        saved = [first for first in held if who in TRAINERS and self.model.trained[first] and self.random.random() < 0.5]
         # A checkpoint holds only what this process was not told it had lost.
-        kept = [f for f in settled if f in self.model.live and self.model.holder.get(("train", f)) == who]
-        self.drive.hello(who, **({"s": kept} if kept else {}))
+        kept = [f for f in saved if f in self.model.live and self.model.holder.get(("train", f)) == who]
+        self.drive.hello(who)
+        if kept:
+            self.drive.acknowledge(who, *kept)
 
     def work(self, who: str) -> None:
         drive, rnd = self.drive, self.random

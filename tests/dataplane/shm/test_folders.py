@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from hpcrl.dataplane.interface import DataPlaneError
-from hpcrl.dataplane.shm.folders import Claim, attempt_folder, remove_attempt, sweep, usage
+from hpcrl.dataplane.shm.folders import Claim, attempt_folder, kept_folder, remove_attempt, shared_folder, sweep, usage
 from hpcrl.dataplane.shm.writer import SegmentWriter
+from hpcrl.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -25,6 +26,18 @@ from hpcrl.dataplane.shm.folders import Claim
 claim = Claim(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.read()
+"""
+KEEP = """
+import sys
+from pathlib import Path
+from hpcrl.dataplane.shm import folders
+from hpcrl.run.directory import RunDirectory
+folders.choose_root = lambda need, fallback: Path(sys.argv[2])
+with folders.kept_folder(RunDirectory.open(Path(sys.argv[1])).latest()) as folder:
+    (folder / "weights").mkdir(exist_ok=True)
+    (folder / "weights" / "model.safetensors").write_bytes(b"x" * 1000)
+    print("ready", flush=True)
+    sys.stdin.read()
 """
 # Writes, frees and reads without end, as fast as it can.
 WORK = """
@@ -208,3 +221,29 @@ def test_whoever_is_killed_whenever_nothing_is_left(tmp_path):
             assert third.poll() is None
         assert sweep(tmp_path) == [other]
         assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_attempt_shares_on_a_node_goes_with_the_last_process_that_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcrl.dataplane.shm.folders.choose_root", lambda need, fallback: tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    attempt = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}").new_attempt()
+    with kept_folder(attempt) as folder:
+        assert folder == shared_folder(attempt)
+        with kept_folder(attempt):
+            (folder / "weights").mkdir()
+        assert (folder / "weights").is_dir()
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def test_weights_of_killed_processes_go_with_the_next_run(tmp_path):
+    attempt = RunDirectory.create(tmp_path / "run", name="t", recipe_json="{}").new_attempt()
+    (tmp_path / "shm").mkdir()
+    with running(KEEP, attempt.run.path, tmp_path / "shm") as one, running(KEEP, attempt.run.path, tmp_path / "shm") as other:
+        one.kill()
+        one.wait()
+        assert sweep(tmp_path / "shm") == []
+        other.kill()
+        other.wait()
+        (left,) = sweep(tmp_path / "shm")
+        assert left.name == "a1"
+    assert list((tmp_path / "shm").iterdir()) == []

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpcrl.dataplane.interface import DataPlane
 from hpcrl.dataplane.shm.folders import usage
-from hpcrl.run.stop import wait_for
 from hpcrl.testing.queue_processes import QueueProcesses
 
 pytestmark = pytest.mark.slow  # imports torch and TransferQueue
@@ -57,8 +54,9 @@ def test_nothing_is_left_of_rows_however_they_end(bench, own_units):
     score.fill(late, {"reward": np.zeros(4, np.float32)})
     train.trained(batches[2], 1)
     train.trained(batches[3], 1)
-    settled = [int(row) for batch in batches[2:] for row in batch.row_ids]
-    again = bench.plane("train", incarnation=1, settled={bench.name: settled})
+    again = bench.plane("train", incarnation=1)
+    for batch in batches[2:]:
+        again.acknowledge(batch)
     assert watch.depth(bench.name).rows == 0
     for plane in (make, score, train, watch, again):
         plane.close()
@@ -69,29 +67,3 @@ def test_nothing_is_left_of_rows_however_they_end(bench, own_units):
     # Of the last row alone something is left.
     assert values(own_units) == 1
     assert usage(bench.processes_of_queue.folder).by_writer.keys() == {"ledger.wal"}
-
-
-def test_every_kill_of_a_unit_is_waited_out(bench, own_units):
-    make, train = bench.plane("make"), bench.plane("train")
-    trained: list[int] = []
-
-    def produce() -> None:
-        for number in range(60):
-            make.put(bench.name, rows(number))
-
-    def consume(plane: DataPlane) -> None:
-        while len(trained) < 60:
-            batch = plane.read(bench.name, ("index", "tokens"), max_rows=4, wait_s=30)
-            assert [int(tokens[0]) for tokens in batch.columns["tokens"]] == batch.columns["index"].tolist()
-            trained.extend(batch.columns["index"].tolist())
-            plane.acknowledge(batch)
-
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(produce), pool.submit(consume, train)]
-        for name, count in (("queue.1", 5), ("queue.2", 20)):
-            wait_for("rows", lambda count=count: len(trained) >= count or any(j.done() for j in jobs) or None, seconds=90)
-            own_units.kill(name)
-            own_units.start_unit(name)
-        for job in jobs:
-            job.result(120)
-    assert trained == list(range(60))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
-from hpcrl.dataplane.desk.keys import curve_pair, guard_client
 from hpcrl.dataplane.interface import DataPlaneError
+from hpcrl.run.curve import curve_pair, guard_client
 
 pytestmark = pytest.mark.slow  # imports torch and TransferQueue
 KEY = "0123456789abcdef" * 3

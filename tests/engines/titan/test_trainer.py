@@ -14,8 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from hpcrl.checkpoint.cursor import Cursor
 from hpcrl.checkpoint.hashing import hash_tensors
-from hpcrl.checkpoint.weights import publish
+from hpcrl.checkpoint.publish.publisher import Publisher
+from hpcrl.checkpoint.publish.versions import version_path
+from hpcrl.checkpoint.state.layout import SaveName, StateError
+from hpcrl.checkpoint.state.manifest import Mesh
+from hpcrl.checkpoint.state.saver import About, Saved
 from hpcrl.engines.titan.samples import Sample, SampleError
 from hpcrl.engines.titan.settings import TrainerSettings, World
 from hpcrl.engines.titan.shape import ModelError
@@ -74,6 +79,11 @@ def reference_logprobs(model, samples):
         table = model(ids).logits[0, len(sample.prompt_ids) - 1 : -1].log_softmax(-1)
         logprobs.append(table.gather(1, ids[0, len(sample.prompt_ids) :, None])[:, 0])
     return logprobs
+
+
+def weights_of(trainer):
+    """Copies of what it publishes."""
+    return {name: tensor.detach().clone() for name, tensor in trainer.hf_tensors()}
 
 
 def load_reference(path):
@@ -140,7 +150,7 @@ def test_packing_changes_neither_loss_nor_weights(normalisation, tiny_model, tra
     assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
     assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-5)
     assert one["tokens_packed"] < two["tokens_packed"]
-    assert_same_weights(shared.hf_state_dict(), apart.hf_state_dict(), 1e-4)
+    assert_same_weights(weights_of(shared), weights_of(apart), 1e-4)
 
 
 def assert_same_weights(one, two, tolerance=0.0):
@@ -161,9 +171,9 @@ def test_rewarded_tokens_get_likelier_and_punished_ones_less_likely(tiny_model, 
 
 def test_a_batch_without_a_signal_changes_no_weights_but_counts(tiny_model, train):
     trainer = train(tiny_model)
-    before = hash_tensors(trainer.hf_state_dict())
+    before = hash_tensors(weights_of(trainer))
     figures = trainer.train_batch([dataclasses.replace(sample, advantage=0.0) for sample in make_batch()])
-    assert hash_tensors(trainer.hf_state_dict()) == before
+    assert hash_tensors(weights_of(trainer)) == before
     assert (figures["updates"], figures["samples_kept"], figures["loss"], trainer.step) == (0, 0, 0.0, 1)
 
 
@@ -194,23 +204,48 @@ def test_resuming_is_bit_identical(compute, tmp_path, tiny_model, train):
     straight = train(tiny_model, **kind)
     for seed in range(2):
         straight.train_batch(make_batch(seed))
-    straight.save_state(tmp_path, {"cursor": 7})
+    torch.manual_seed(5)
+    straight.begin_save(tmp_path, About(run_id="r", cursor=Cursor(step=2, prompts=7)))
+    drawn = torch.rand(3)
+    # The save is made while the next steps are.
+    after = [straight.train_batch(make_batch(seed)) for seed in range(2, 4)]
+    saved = straight.finish_save(seconds=300)
+    assert isinstance(saved, Saved)
+    assert saved.name == SaveName(1, 2, 1)
     resumed = train(tiny_model, **kind)
-    assert resumed.load_state(tmp_path) == {"cursor": 7}
+    manifest = resumed.load_state(tmp_path)
+    assert manifest is not None
+    assert Cursor.from_record(manifest.cursor) == Cursor(step=2, prompts=7)
+    assert torch.equal(torch.rand(3), drawn)
     assert resumed.step == 2
-    for seed in range(2, 4):
-        one, two = straight.train_batch(make_batch(seed)), resumed.train_batch(make_batch(seed))
+    for seed, one in zip(range(2, 4), after, strict=True):
+        two = resumed.train_batch(make_batch(seed))
         assert (one["loss"], one["grad_norm"], one["lr"]) == (two["loss"], two["grad_norm"], two["lr"])
-    assert_same_weights(straight.hf_state_dict(), resumed.hf_state_dict())
+    assert_same_weights(weights_of(straight), weights_of(resumed))
 
 
 def test_a_save_is_whole_or_not_there(tmp_path, tiny_model, train):
     trainer = train(tiny_model)
     assert trainer.load_state(tmp_path) is None
-    saved = trainer.save_state(tmp_path, {})
-    shutil.copytree(saved, tmp_path / ".step-00000009.partial")
-    assert trainer.load_state(tmp_path) == {}
+    trainer.begin_save(tmp_path, About())
+    assert trainer.saving
+    saved = trainer.finish_save(seconds=300)
+    assert isinstance(saved, Saved)
+    assert not trainer.saving
+    assert trainer.finish_save(seconds=0) is None
+    shutil.copytree(saved.path, tmp_path / str(SaveName(1, 9, 2)))
+    (tmp_path / str(SaveName(1, 9, 2)) / "manifest.json").unlink()
+    trainer.step = 5
+    assert trainer.load_state(tmp_path) is not None
     assert trainer.step == 0
+
+
+def test_another_models_save_is_refused(tmp_path, tiny_model, tiny_qwen3, train):
+    trainer = train(tiny_model)
+    trainer.begin_save(tmp_path, About())
+    assert isinstance(trainer.finish_save(seconds=300), Saved)
+    with pytest.raises(StateError, match=r"step-00000000\.a1\.1 cannot be read"):
+        train(tiny_qwen3).load_state(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["tiny_model", "tiny_qwen3"])
@@ -221,15 +256,16 @@ def test_published_weights_load_in_transformers_with_the_trainers_hash(family, c
     path = request.getfixturevalue(family)
     trainer = train(path, compute_dtype=compute, publish_dtype=publishes)
     trainer.train_batch(make_batch())
-    weights = trainer.hf_state_dict()
-    done = publish(tmp_path, 1, weights, path)
-    model = AutoModelForCausalLM.from_pretrained(done.path, dtype="auto")
+    weights = weights_of(trainer)
+    assert [(n, tuple(t.shape)) for n, t in weights.items()] == [(spec.name, spec.shape) for spec in trainer.hf_specs()]
+    done = Publisher(tmp_path, path, trainer.hf_specs(), attempt=1).publish(1, trainer.hf_tensors())
+    model = AutoModelForCausalLM.from_pretrained(version_path(tmp_path, 1), dtype="auto")
     assert hash_tensors(model.state_dict()) == hash_tensors(weights) == done.hash
     assert hash_tensors(weights) != hash_tensors(load_reference(path).state_dict(), torch.bfloat16)
 
 
 def test_float32_weights_before_training_are_those_of_the_file(tiny_model, train):
-    weights = train(tiny_model, compute_dtype="bfloat16", publish_dtype="float32").hf_state_dict()
+    weights = weights_of(train(tiny_model, compute_dtype="bfloat16", publish_dtype="float32"))
     assert hash_tensors(weights) == hash_tensors(load_reference(tiny_model).state_dict())
 
 
@@ -243,7 +279,7 @@ def test_an_untied_model_with_scaled_rope_works(tmp_path, tiny_model, train):
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     trainer = train(tmp_path)
     assert_logprobs_match(trainer, tmp_path, make_batch(), 1e-5)
-    assert "lm_head.weight" in trainer.hf_state_dict()
+    assert "lm_head.weight" in weights_of(trainer)
 
 
 def test_it_works_off_the_main_thread_and_twice(tiny_model):
@@ -266,12 +302,12 @@ def test_a_loss_that_is_not_finite_names_step_and_sample_and_spares_the_weights(
     trainer = train(tiny_model, importance_cap=None)
     samples = make_batch()
     trainer.train_batch(samples)
-    before = hash_tensors(trainer.hf_state_dict())
+    before = hash_tensors(weights_of(trainer))
     samples[5] = dataclasses.replace(samples[5], advantage=3e38)
     samples[4] = dataclasses.replace(samples[4], advantage=3e38)
     with pytest.raises(TrainingDiverged, match=r"step 1: the (loss of .*sample|gradient norm)"):
         trainer.train_batch([dataclasses.replace(s, advantage=s.advantage * 1.0) for s in samples])
-    assert hash_tensors(trainer.hf_state_dict()) == before
+    assert hash_tensors(weights_of(trainer)) == before
 
 
 def test_broken_weights_name_the_sample(tiny_model, train):
@@ -335,9 +371,16 @@ def rank_main(model, folder, rank, port, changes):
     for seed in range(2):
         seen.append(trainer.train_batch(make_batch(seed, groups=3 - 2 * seed) if rank == 0 else None))
     logprobs = trainer.logprobs(make_batch(5) if rank == 0 else None)
-    weights = trainer.hf_state_dict()
-    assert bool(weights) == (rank == 0)
-    trainer.save_state(Path(folder) / "state", {"by": "two ranks"})
+    weights = weights_of(trainer)
+    publisher = Publisher(
+        Path(folder) / "weights", Path(model), trainer.hf_specs(), attempt=1, rank=rank, ranks=2, exchange=trainer.exchange
+    )
+    published = publisher.publish(1, trainer.hf_tensors())
+    assert published.hash == hash_tensors(weights)
+    assert len([record for record in published.files if record.name.startswith("model-")]) == 2
+    trainer.begin_save(Path(folder) / "state", About(run_id="two ranks") if rank == 0 else None)
+    ended = trainer.finish_save(seconds=300)
+    assert isinstance(ended, Saved), ended
     try:
         trainer.train_batch([] if rank == 0 else None)
     except HpcrlError as error:
@@ -377,8 +420,10 @@ def test_two_ranks_train_like_one_and_their_save_serves_one(changes, tmp_path, t
     np.testing.assert_allclose(saw["logprobs"], np.concatenate(alone.logprobs(make_batch(5))), atol=1e-4)
 
     resumed = train(tiny_model, **kind)
-    assert resumed.load_state(tmp_path / "state") == {"by": "two ranks"}
-    assert hash_tensors(resumed.hf_state_dict()) == hash_tensors(saw["weights"])
+    manifest = resumed.load_state(tmp_path / "state")
+    assert manifest is not None
+    assert (manifest.run_id, manifest.mesh) == ("two ranks", Mesh(2, {"fsdp": 2}))
+    assert hash_tensors(weights_of(resumed)) == hash_tensors(saw["weights"])
 
 
 if __name__ == "__main__":
