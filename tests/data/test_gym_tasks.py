@@ -31,6 +31,7 @@ for name in names:
     registry = gym_tasks._import_alone(module)
     assert registry is not None and name in registry.DATASETS, name
     alone[name] = registry.create_dataset(name, size=2, seed=5)[1]
+    assert not any(module.startswith("reasoning_gym") for module in sys.modules), name
 import reasoning_gym
 for name, item in alone.items():
     assert reasoning_gym.create_dataset(name, size=2, seed=5)[1] == item, name
