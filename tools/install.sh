@@ -6,34 +6,13 @@ cd "$root"
 venv=${HPCRL_VENV:-$root/.venv}
 extras=$1
 
-find_python() {
-  local candidate
-  for candidate in ${HPCRL_PYTHON:-} python3.11 python3.12 python3; do
-    if command -v "$candidate" >/dev/null &&
-      "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then
-      echo "$candidate" && return
-    fi
-  done
-  echo "hpcrl needs Python 3.11 or 3.12; none was found on PATH. Install one, or name it in HPCRL_PYTHON." >&2
-  return 1
-}
-
-make_venv() {
-  local python
-  python=$(find_python)
-  if ! "$python" -m venv "$venv" 2>/dev/null; then
-    # Debian ships venv apart from Python.
-    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-      apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv
-    fi
-    "$python" -m venv --clear "$venv"
-  fi
-}
+# shellcheck source=tools/venv.sh
+source "$root/tools/venv.sh"
 
 # What is installed depends on these files and the extras alone, so an unchanged environment is left as it is.
 stamp=$(cat constraints.txt pyproject.toml | sha256sum | cut -d' ' -f1)
 marker=$venv/.installed-${extras//,/-}
-[ -x "$venv/bin/python" ] || make_venv
+[ -x "$venv/bin/python" ] || make_venv "$venv"
 # shellcheck disable=SC1091
 source "$venv/bin/activate"
 if [ "$(cat "$marker" 2>/dev/null || true)" != "$stamp" ]; then

@@ -8,6 +8,10 @@ marks=()
 if [ "${1:-}" = --fast ]; then
   marks=(-m "not slow")
   shift
+else
+  # The tests that hold a real server against the embedded engine are not skipped here.
+  bash tools/sglang_cpu.sh
+  export HPCRL_SGLANG_PYTHON=${HPCRL_SGLANG_VENV:-$root/.venv-sglang}/bin/python
 fi
 ruff check .
 ruff format --check .

@@ -7,44 +7,36 @@ the URL and the route.
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import aiohttp
-
-from hpcrl.engines.completion import Completion, Sampling, generate_body, sample_rids, version_number
-from hpcrl.run.errors import HpcrlError
+from hpcrl.engines.calls import CONNECT_S, EngineCalls, EngineError, EngineRefused, EngineUnavailable
+from hpcrl.engines.capabilities import Capabilities, probe
+from hpcrl.engines.completion import (
+    Completion,
+    Sampling,
+    finish_body,
+    generate_body,
+    prompt_logprobs,
+    sample_rids,
+    score_body,
+    version_number,
+)
+from hpcrl.engines.verify import check_loaded
+from hpcrl.run.errors import DeadlineExceeded
 from hpcrl.run.stop import StopFlag, back_off, wait_for
 
-# Statuses that say "not now" before any work was done.
-_RETRY_STATUSES = (429, 502, 503)
-_CONNECT_S = 10.0
+if TYPE_CHECKING:
+    import numpy as np
 
+__all__ = ["EngineClient", "EngineError", "EngineRefused", "EngineUnavailable", "Loads", "ModelInfo", "WeightUpdate"]
 
-class EngineError(HpcrlError):
-    """A call to an engine failed.
-
-    Attributes:
-        status: HTTP status of the answer; None if there was none.
-    """
-
-    def __init__(self, url: str, route: str, what: str, *, status: int | None = None) -> None:
-        self.status = status
-        super().__init__(f"{url}{route}: {what}")
-
-
-class EngineUnavailable(EngineError):
-    """The engine cannot be reached, gave no answer within the deadline, or says that it cannot serve now."""
-
-
-class EngineRefused(EngineError):
-    """The engine answered that the request is wrong; asking again would not help."""
+Memory = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,23 @@ class WeightUpdate:
     weight_hash: str | None
 
 
-class EngineClient:
+@dataclass(frozen=True)
+class Loads:
+    """What an engine is at, or was some tokens ago.
+
+    Attributes:
+        running, waiting: samples.
+        token_usage: share of the cache in use, 0 to 1.
+        throughput: generated tokens a second, lately.
+    """
+
+    running: int
+    waiting: int
+    token_usage: float
+    throughput: float
+
+
+class EngineClient(EngineCalls):
     """One engine. Safe from any thread; close it when done.
 
     Args:
@@ -84,21 +92,19 @@ class EngineClient:
     """
 
     def __init__(self, url: str, *, key: str | None = None, initial_version: int = 0, call_s: float = 60.0) -> None:
-        self.url = url.rstrip("/")
-        self._initial_version, self._call_s = initial_version, call_s
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        super().__init__(url, key=key, call_s=call_s)
+        self._initial_version = initial_version
         # Samples of each request under way, by its name.
         self._running: dict[str, int] = {}
-        self._session: aiohttp.ClientSession | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
-        self._thread.start()
 
-    def __enter__(self) -> EngineClient:
-        return self
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do, asked once.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        Raises:
+            EngineUnavailable: it does not answer.
+        """
+        return probe(self)
 
     def submit(
         self,
@@ -112,11 +118,7 @@ class EngineClient:
     ) -> Future[list[list[Completion]]]:
         """Start generating; cancelling the future aborts the request at the server. See :meth:`generate`."""
         name = rid or uuid.uuid4().hex
-        body = generate_body(prompts, sampling, samples, seeds, name)
-        self._running[name] = len(body["input_ids"])
-        future = asyncio.run_coroutine_threadsafe(self._generate(body, samples, seconds), self._loop)
-        future.add_done_callback(lambda _: self._running.pop(name, None))
-        return future
+        return self._start(generate_body(prompts, sampling, samples, seeds, name), samples, seconds, name)
 
     def generate(
         self,
@@ -139,36 +141,85 @@ class EngineClient:
             EngineRefused: the request is wrong (a prompt longer than the context, a bad parameter).
             EngineUnavailable: no answer within the deadline; it may be asked again, of this engine or another.
         """
-        future = self.submit(prompts, sampling, samples=samples, seeds=seeds, seconds=seconds, rid=rid)
+        return self._wait(self.submit(prompts, sampling, samples=samples, seeds=seeds, seconds=seconds, rid=rid))
+
+    def finish(
+        self,
+        prompts: Sequence[Sequence[int]],
+        begun: Sequence[Completion],
+        sampling: Sampling,
+        *,
+        seeds: Sequence[int] | None = None,
+        seconds: float,
+        rid: str | None = None,
+    ) -> list[Completion]:
+        """Go on with samples that were cut short: their tokens stay, with their log-probabilities and versions.
+
+        Args:
+            prompts: one a sample.
+            begun: those that did not end in ``abort`` are given back as they are.
+            seeds: one a sample.
+
+        Raises:
+            EngineRefused, EngineUnavailable: as :meth:`generate`.
+        """
+        done = list(begun)
+        open_ones = [i for i, one in enumerate(done) if one.finish_reason == "abort"]
+        for i in [i for i in open_ones if len(done[i].tokens) >= sampling.max_new_tokens]:
+            done[i] = done[i].ended("length")
+            open_ones.remove(i)
+        if not open_ones:
+            return done
+        name = rid or uuid.uuid4().hex
+        picked = None if seeds is None else [seeds[i] for i in open_ones]
+        body = finish_body([prompts[i] for i in open_ones], [done[i] for i in open_ones], sampling, picked, name)
+        for i, (rest,) in zip(open_ones, self._wait(self._start(body, 1, seconds, name)), strict=True):
+            done[i] = done[i].followed_by(rest)
+        return done
+
+    def score(self, sequences: Sequence[Sequence[int]], *, seconds: float) -> list[np.ndarray]:
+        """Log-probability of each token but the first given those before it, under the softmax at temperature 1.
+
+        Returns:
+            One float32 (tokens - 1,) a sequence.
+
+        Raises:
+            EngineRefused, EngineUnavailable: as :meth:`generate`.
+        """
+        body = score_body(sequences)
+        answers = self.ask("POST", "/generate", body, seconds=seconds)
+        listed = answers if isinstance(answers, list) else [answers]
         try:
-            return future.result()
-        finally:
-            # A Ctrl-C while waiting must not leave the server at work for nobody.
-            future.cancel()
+            return [prompt_logprobs(answer, row) for answer, row in zip(listed, body["input_ids"], strict=True)]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            what = f"an answer that makes no sense ({error!r}): {str(listed[:1])[:300]}"
+            raise EngineRefused(self.url, "/generate", what) from error
 
     def update_weights_from_disk(
         self,
         path: Path,
         version: int,
         *,
-        flush_cache: bool = True,
         abort_all_requests: bool = False,
         expect_hash: str | None = None,
         seconds: float | None = None,
     ) -> WeightUpdate:
         """Make the engine load a version from a folder that it can read. Not repeated once it was sent.
 
+        What the old weights left in the cache is dropped, unless requests hold it through a pause ``in_place``.
+
         Args:
-            flush_cache: must be False while requests are paused ``in_place``.
-            expect_hash: the embedded engine compares it with what it loaded; SGLang ignores it.
+            expect_hash: the embedded engine compares it with what it loaded. Of SGLang, which has no hash, some weights are
+                compared with the folder's.
 
         Raises:
-            EngineRefused: the engine could not load it; its message says why.
+            EngineRefused: the engine could not load it, or holds something else; its message says why.
         """
         body: dict[str, Any] = {
             "model_path": str(path),
             "weight_version": str(version),
-            "flush_cache": flush_cache,
+            # SGLang before 0.5.21 dies of a cache that it cannot flush; asked afterwards it only says no.
+            "flush_cache": False,
             "abort_all_requests": abort_all_requests,
         }
         if expect_hash is not None:
@@ -176,7 +227,26 @@ class EngineClient:
         answer = self.ask("POST", "/update_weights_from_disk", body, seconds=seconds, repeat=False)
         if not answer.get("success"):
             raise EngineRefused(self.url, "/update_weights_from_disk", str(answer.get("message")))
-        return WeightUpdate(str(answer.get("message")), answer.get("hash"))
+        self.flush_cache()
+        update = WeightUpdate(str(answer.get("message")), answer.get("hash"))
+        self.check_version(version, update)
+        if update.weight_hash is None and self.capabilities.weights_by_name:
+            check_loaded(self, path)
+        return update
+
+    def check_version(self, version: int, update: WeightUpdate) -> None:
+        """Raise :class:`EngineRefused` if an engine that gives no hash does not say that it runs this version."""
+        if update.weight_hash is None and (said := self.model_info().version) != version:
+            what = f"version {version} was loaded, yet the engine says that it runs {said}"
+            raise EngineRefused(self.url, "/model_info", what)
+
+    def flush_cache(self) -> bool:
+        """Drop the cache of what has ended; returns False where requests run or wait, whose cache stays."""
+        try:
+            self.ask("POST", "/flush_cache", None)
+        except EngineRefused:
+            return False
+        return True
 
     def pause(self, mode: Literal["abort", "retract", "in_place"] = "abort") -> None:
         """Hold generation: answer what runs as it stands, send it back to the line, or freeze it with its cache."""
@@ -193,7 +263,7 @@ class EngineClient:
             return
         # A server knows a request of several samples by one name a sample; one that has ended already is no error.
         calls = [
-            self._call("POST", "/abort_request", {"rid": name}, seconds=self._call_s, repeat=True)
+            self._call("POST", "/abort_request", {"rid": name}, seconds=self.call_s, repeat=True)
             for name in sample_rids(rid, self._running.get(rid, 0))
         ]
         for future in [asyncio.run_coroutine_threadsafe(call, self._loop) for call in calls]:
@@ -202,7 +272,7 @@ class EngineClient:
     def health(self) -> bool:
         """Whether the engine says that it can serve."""
         try:
-            self.ask("GET", "/health", None, seconds=min(self._call_s, _CONNECT_S), repeat=False)
+            self.ask("GET", "/health", None, seconds=min(self.call_s, CONNECT_S), repeat=False)
         except EngineError:
             return False
         return True
@@ -232,22 +302,51 @@ class EngineClient:
                 self.url, "/model_info", f"an answer that makes no sense ({error!r}): {str(info)[:300]}"
             ) from error
 
-    def close(self) -> None:
-        """Drop what is open and end the thread. Safe to call twice."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def loads(self) -> Loads:
+        """What the engine is at, summed over its parts."""
+        answer = self.ask("GET", "/v1/loads", None)
+        try:
+            parts = answer["loads"]
+            return Loads(
+                running=sum(int(part["num_running_reqs"]) for part in parts),
+                waiting=sum(int(part["num_waiting_reqs"]) for part in parts),
+                token_usage=max(float(part["token_usage"]) for part in parts),
+                throughput=sum(float(part["gen_throughput"]) for part in parts),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"an answer that makes no sense ({error!r}): {str(answer)[:300]}"
+            raise EngineRefused(self.url, "/v1/loads", what) from error
 
-    async def _shut(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+    def release(self, tags: Sequence[Memory] = ("kv_cache", "weights"), *, seconds: float | None = None) -> None:
+        """Have the engine let go of memory on its device. Not repeated once it was sent.
+
+        Raises:
+            EngineRefused: requests run or wait there, of which SGLang would die.
+        """
+        try:
+            # What loads() says comes late.
+            wait_for("its samples to end", lambda: self.flush_cache() or None, seconds=self.call_s)
+        except DeadlineExceeded as error:
+            raise EngineRefused(self.url, "/release_memory_occupation", f"{error}; pause with mode abort first") from error
+        self.ask("POST", "/release_memory_occupation", {"tags": list(tags)}, seconds=seconds, repeat=False)
+
+    def resume(self, tags: Sequence[Memory] = ("weights", "kv_cache"), *, seconds: float | None = None) -> None:
+        """Have the engine take memory again that it let go of. Weights are undefined then until a version is loaded."""
+        self.ask("POST", "/resume_memory_occupation", {"tags": list(tags)}, seconds=seconds, repeat=False)
+
+    def _start(self, body: dict[str, Any], samples: int, seconds: float, name: str) -> Future[list[list[Completion]]]:
+        self._running[name] = len(body["input_ids"])
+        future = asyncio.run_coroutine_threadsafe(self._generate(body, samples, seconds), self._loop)
+        future.add_done_callback(lambda _: self._running.pop(name, None))
+        return future
+
+    @staticmethod
+    def _wait(future: Future[list[list[Completion]]]) -> list[list[Completion]]:
+        try:
+            return future.result()
+        finally:
+            # A Ctrl-C while waiting must not leave the server at work for nobody.
+            future.cancel()
 
     async def _generate(self, body: dict[str, Any], samples: int, seconds: float) -> list[list[Completion]]:
         answers = await self._call("POST", "/generate", body, seconds=seconds, repeat=True)
@@ -261,57 +360,3 @@ class EngineClient:
             what = f"an answer that makes no sense ({error!r}): {str(listed[0])[:300]}"
             raise EngineRefused(self.url, "/generate", what) from error
         return [flat[i : i + samples] for i in range(0, len(flat), samples)]
-
-    def ask(
-        self, method: str, route: str, body: dict[str, Any] | None, *, seconds: float | None = None, repeat: bool = True
-    ) -> Any:
-        """Call a route with a JSON body; returns the answer's JSON, or its text where it is none.
-
-        Args:
-            repeat: calling it twice does no harm.
-
-        Raises:
-            EngineRefused, EngineUnavailable: as :meth:`generate`.
-        """
-        call = self._call(method, route, body, seconds=self._call_s if seconds is None else seconds, repeat=repeat)
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
-
-    async def _call(self, method: str, route: str, body: dict[str, Any] | None, *, seconds: float, repeat: bool) -> Any:
-        """One call within its deadline.
-
-        A connection that never came about is tried again for every route: nothing was sent. One that broke, or an engine that
-        says it is busy, only where ``repeat`` says that asking twice does no harm.
-        """
-        deadline = time.monotonic() + seconds
-        pauses = back_off(0.05, 2.0)
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return await self._once(method, route, body, left)
-            except TimeoutError as error:
-                raise EngineUnavailable(self.url, route, f"no answer within {seconds:g} s") from error
-            except aiohttp.ClientError as error:
-                failure = EngineUnavailable(self.url, route, f"{type(error).__name__}: {error}")
-                again = isinstance(error, aiohttp.ClientConnectorError) or repeat
-            except EngineUnavailable as error:
-                failure, again = error, repeat and error.status in _RETRY_STATUSES
-            pause = next(pauses)
-            if not again or time.monotonic() + pause >= deadline:
-                raise failure
-            await asyncio.sleep(pause)
-
-    async def _once(self, method: str, route: str, body: dict[str, Any] | None, seconds: float) -> Any:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
-        timeout = aiohttp.ClientTimeout(total=max(0.001, seconds), sock_connect=_CONNECT_S)
-        async with self._session.request(method, self.url + route, json=body, timeout=timeout) as response:
-            text = await response.text()
-            if response.status >= 500 or response.status in _RETRY_STATUSES:
-                raise EngineUnavailable(self.url, route, f"HTTP {response.status}: {_message(text)}", status=response.status)
-            if response.status >= 400:
-                raise EngineRefused(self.url, route, f"HTTP {response.status}: {_message(text)}", status=response.status)
-            return await response.json() if response.content_type == "application/json" else text
-
-
-def _message(text: str) -> str:
-    return " ".join(text.split())[:500] or "(no text)"

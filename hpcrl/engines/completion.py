@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
@@ -69,6 +69,23 @@ class Completion:
     exact_versions: bool
     finish_reason: FinishReason
     cached_tokens: int = 0
+
+    def ended(self, reason: FinishReason) -> Completion:
+        """The same sample with another end."""
+        return replace(self, finish_reason=reason)
+
+    def followed_by(self, rest: Completion) -> Completion:
+        """This one, cut short, and what was made of it afterwards as one sample."""
+        import numpy as np
+
+        return Completion(
+            tokens=np.concatenate([self.tokens, rest.tokens]),
+            logprobs=np.concatenate([self.logprobs, rest.logprobs]),
+            versions=np.concatenate([self.versions, rest.versions]),
+            exact_versions=self.exact_versions and rest.exact_versions,
+            finish_reason=rest.finish_reason,
+            cached_tokens=self.cached_tokens,
+        )
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any], *, initial_version: int) -> Completion:
@@ -140,21 +157,80 @@ def generate_body(
     """Body of ``/generate`` for ``samples`` of each prompt, the samples of a prompt side by side.
 
     Raises:
-        ValueError: no prompts, no samples, or not one seed a prompt.
+        ValueError: no prompts, no samples, not one seed a prompt, or a number that is no token.
     """
     if not prompts or samples < 1:
         raise ValueError(f"nothing to generate: {len(prompts)} prompts, {samples} samples of each")
     if seeds is not None and len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts but {len(seeds)} seeds")
-    rows = [[int(token) for token in prompt] for prompt in prompts]
+    rows = [_tokens(prompt) for prompt in prompts]
     # Written out instead of asking for n: only so can every sample have a seed, and SGLang runs it faster.
     params: Any = sampling.to_json(None)
     if seeds is not None:
         params = [sampling.to_json(sample_seed(seed, sample)) for seed in seeds for sample in range(samples)]
+    return _body([row for row in rows for _ in range(samples)], params, rid)
+
+
+def finish_body(
+    prompts: Sequence[Sequence[int]], begun: Sequence[Completion], sampling: Sampling, seeds: Sequence[int] | None, rid: str
+) -> dict[str, Any]:
+    """Body of ``/generate`` for what is left of samples that were cut short.
+
+    Args:
+        prompts, seeds: one a sample. What a seed gives is another number after each count of tokens, so that none is used
+            twice.
+    """
+    counts = [len(one.tokens) for one in begun]
+    params = [
+        replace(sampling, max_new_tokens=sampling.max_new_tokens - count).to_json(
+            None if seeds is None else sample_seed(seeds[i], count)
+        )
+        for i, count in enumerate(counts)
+    ]
+    rows = [_tokens([*prompt, *one.tokens]) for prompt, one in zip(prompts, begun, strict=True)]
+    return _body(rows, params, rid)
+
+
+def score_body(sequences: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Body of ``/generate`` that scores tokens.
+
+    Raises:
+        ValueError: nothing to score, a sequence of fewer than two tokens, or a number that is no token.
+    """
+    rows = [_tokens(sequence) for sequence in sequences]
+    if not rows or min(map(len, rows)) < 2:
+        raise ValueError("nothing to score: there must be sequences, each of two tokens or more")
+    params = Sampling(max_new_tokens=0, temperature=0.0).to_json(None)
+    return {"input_ids": rows, "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+
+
+def prompt_logprobs(answer: Mapping[str, Any], tokens: Sequence[int]) -> np.ndarray:
+    """float32 (tokens - 1,) from the answer to :func:`score_body`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none, or is of other tokens.
+    """
+    import numpy as np
+
+    pairs = answer["meta_info"]["input_token_logprobs"]
+    if [pair[1] for pair in pairs] != list(tokens):
+        raise ValueError(f"{len(pairs)} scores, which are not those of the {len(tokens)} tokens that were sent")
+    return np.array([pair[0] for pair in pairs[1:]], np.float32)
+
+
+def _tokens(given: Sequence[int]) -> list[int]:
+    row = [int(token) for token in given]
+    # A server of SGLang dies of it.
+    if row and min(row) < 0:
+        raise ValueError(f"{min(row)} is no token")
+    return row
+
+
+def _body(rows: list[list[int]], params: Any, rid: str) -> dict[str, Any]:
     return {
-        "input_ids": [row for row in rows for _ in range(samples)],
+        "input_ids": rows,
         "sampling_params": params,
-        "rid": sample_rids(rid, len(rows) * samples),
+        "rid": sample_rids(rid, len(rows)),
         "return_logprob": True,
         "logprob_start_len": -1,
     }

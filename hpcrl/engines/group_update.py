@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrl.engines.client import EngineClient, EngineError, EngineRefused, WeightUpdate
-
-_NOT_FOUND = 404
+from hpcrl.engines.client import EngineClient, EngineError, WeightUpdate
+from hpcrl.engines.update_session import call, sent_update
 
 
 @dataclass(frozen=True)
@@ -54,55 +53,39 @@ class GroupUpdate:
         """
         for channel in self._channels:
             body = {"master_address": channel.address, "master_port": channel.port, "group_name": channel.group}
-            self._call("/init_weights_update_group", {**body, **self._place}, self._seconds)
+            call(self._engine, "/init_weights_update_group", {**body, **self._place}, self._seconds)
             self._joined.append(channel.group)
 
-    def update(self, version: int, *, expect_hash: str | None, flush_cache: bool, seconds: float) -> WeightUpdate:
+    def update(self, version: int, *, expect_hash: str | None, seconds: float) -> WeightUpdate:
         """Take a version from all senders, who must send it at the same time. The engine should be paused.
 
         Args:
-            expect_hash: the embedded engine compares it with what it got; SGLang ignores it.
-            flush_cache: must be False while requests are paused ``in_place``.
             seconds: for each sender's part.
 
         Raises:
-            EngineError: it did not arrive whole, or is not what was sent: the engine must not serve until it has loaded a
-                whole version in another way. The groups are of no more use then.
+            EngineError: as :func:`~hpcrl.engines.update_session.sent_update`. The groups are of no more use then.
         """
-        # SGLang before 0.5.21 has no sessions.
-        session = self._try("/begin_weight_update", {}, seconds) is not None
-        for channel in self._channels:
-            body: dict[str, Any] = {
-                "names": channel.names,
-                "dtypes": channel.dtypes,
-                "shapes": channel.shapes,
-                "group_name": channel.group,
-                "flush_cache": flush_cache and channel is self._channels[-1],
-                "weight_version": str(version),
-            }
-            answer = self._call("/update_weights_from_distributed", body, seconds)
-        if session:
-            answer = self._call("/end_weight_update", {"expect_hash": expect_hash} if expect_hash else {}, seconds)
-        return WeightUpdate(str(answer.get("message")), answer.get("hash"))
+
+        def take() -> dict[str, Any]:
+            answer: dict[str, Any] = {}
+            for channel in self._channels:
+                body: dict[str, Any] = {
+                    "names": channel.names,
+                    "dtypes": channel.dtypes,
+                    "shapes": channel.shapes,
+                    "group_name": channel.group,
+                    "flush_cache": False,
+                }
+                if channel is self._channels[-1]:
+                    body["weight_version"] = str(version)
+                answer = call(self._engine, "/update_weights_from_distributed", body, seconds)
+            return answer
+
+        return sent_update(self._engine, version, take, expect_hash=expect_hash, seconds=seconds)
 
     def leave(self) -> None:
         """Leave the groups, as far as the engine answers."""
         for group in self._joined:
             with suppress(EngineError):
-                self._call("/destroy_weights_update_group", {"group_name": group}, self._seconds)
+                call(self._engine, "/destroy_weights_update_group", {"group_name": group}, self._seconds)
         self._joined = []
-
-    def _try(self, route: str, body: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        try:
-            return self._call(route, body, seconds)
-        except EngineRefused as error:
-            if error.status == _NOT_FOUND:
-                return None
-            raise
-
-    def _call(self, route: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
-        # A little longer than the engine itself waits, so that its own words are heard.
-        answer: dict[str, Any] = self._engine.ask("POST", route, body, seconds=seconds + 5.0, repeat=False)
-        if not answer.get("success"):
-            raise EngineRefused(self._engine.url, route, str(answer.get("message")))
-        return answer

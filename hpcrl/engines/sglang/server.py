@@ -3,98 +3,155 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
-import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
-from hpcrl.engines.client import EngineClient
+import psutil
+
+from hpcrl.engines.calls import EngineCalls, EngineError
 from hpcrl.engines.sglang import launch
 from hpcrl.engines.sglang.command import Place, arguments, environment
+from hpcrl.engines.sglang.interpreter import interpreter
+from hpcrl.engines.sglang.kernels import kernel_folder
 from hpcrl.engines.sglang.settings import Sglang
-from hpcrl.run.errors import CheckFailed, RoleFailed, host
-from hpcrl.run.stop import StopFlag, wait_for
-from hpcrl.supervise.children import tail
+from hpcrl.engines.sglang.words import last_words
+from hpcrl.run.errors import RoleFailed, RoleLost, host
+from hpcrl.run.stop import StopFlag, back_off, wait_for
 
-_STOP_S = 10.0
+# A server that is killed leaves its port soon after.
+_PORT_S = 30.0
+_LOOK_S = 5.0
+_STOP_S = 5.0
 
 
 class SglangServer:
-    """One server.
+    """One server. It ends when this process ends, however that ends.
 
     Args:
         log: file that its output goes to.
-        threads: of a server on the CPU.
+        temporary: folder for its temporary files, which it does not remove; with a short name, as sockets are among them.
     """
 
-    def __init__(self, sglang: Sglang, place: Place, *, key: str, log: Path, threads: int = 1) -> None:
-        self._sglang, self._place, self._key, self._log, self._threads = sglang, place, key, log, threads
+    def __init__(self, sglang: Sglang, place: Place, *, key: str, log: Path, temporary: Path) -> None:
+        self._sglang, self._place, self._key, self._log, self._temporary = sglang, place, key, log, temporary
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        shown = f"[{self._place.address}]" if ":" in self._place.address else self._place.address
-        return f"http://{shown}:{self._place.port}"
+        self._ready = False
+        # Files of shared memory, which it leaves behind when it is killed.
+        self._shared: set[str] = set()
+        self.url = place.url
 
     def start(self, stop: StopFlag | None = None) -> str:
         """Start it and wait until it can serve; returns the URL.
 
         Raises:
-            CheckFailed: there is no such interpreter.
-            RoleFailed: it ended, or was not ready in time; the end of its log is told.
+            RoleFailed: there is no such interpreter, its port is taken, it ended, or it was not ready in time; the end of its
+                log is told.
             Stopped: asked to stop meanwhile; it is ended.
         """
-        python = self._sglang.python or sys.executable
+        place = self._place
+        wait_for(f"port {place.port} of {place.address} to be free", self._port_is_free, seconds=_PORT_S, stop=stop)
+        python = shutil.which(interpreter(self._sglang)) or interpreter(self._sglang)
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        environ = environment(
+            os.environ,
+            self._sglang,
+            place,
+            key=self._key,
+            kernels=kernel_folder(self._sglang.kernels),
+            temporary=self._temporary,
+        )
         try:
             with open(self._log, "ab") as output:
+                # In the process group of this process, so that whoever ends that ends the server too.
                 self._process = subprocess.Popen(
-                    [python, launch.__file__, *arguments(self._sglang, self._place)],
+                    [python, launch.__file__, *arguments(self._sglang, place)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=environment(dict(os.environ), self._sglang, self._place, key=self._key, threads=self._threads),
-                    start_new_session=True,
+                    env=environ,
                 )
         except OSError as error:
-            raise CheckFailed([f"{host()} cannot start {python} for SGLang: {error.strerror}; set `python`"]) from error
+            raise RoleFailed(
+                f"{host()} cannot start {python} for SGLang: {error.strerror}",
+                do="set sglang.python to one that every node has",
+            ) from error
         try:
-            with EngineClient(self.url, key=self._key, call_s=5.0) as client:
-                wait_for(f"SGLang at {self.url} to be ready", lambda: self._ready(client), seconds=self._sglang.start_s, stop=stop)
+            with EngineCalls(self.url, key=self._key, call_s=_LOOK_S) as calls:
+                wait_for(
+                    f"SGLang at {self.url} to be ready (its log: {self._log})",
+                    lambda: self._look(calls),
+                    seconds=self._sglang.start_s,
+                    stop=stop,
+                    pauses=back_off(0.1, 0.5),
+                )
         except BaseException:
             self.stop()
             raise
+        self._ready = True
+        for one in _below(self._process):
+            with suppress(psutil.Error):
+                self._shared |= {file.path for file in one.memory_maps() if file.path.startswith("/dev/shm/")}
         return self.url
 
-    def _ready(self, client: EngineClient) -> bool | None:
-        self.check()
-        return client.health() or None
-
     def check(self) -> None:
-        """Raise :class:`RoleFailed` if the server has ended."""
+        """Raise if the server has ended: :class:`RoleLost` if it had been ready, else :class:`RoleFailed`."""
         code = None if self._process is None else self._process.poll()
-        if code is not None:
-            raise RoleFailed(
-                f"SGLang on {host()} at {self.url} ended with code {code}; its last lines:\n{tail(self._log)}",
-                read=self._log,
-                do="mend what it says; `sglang.arguments` of the recipe are passed on as they are",
+        if code is None:
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        what = f"SGLang on {host()} at {self.url} {how}; its last lines:\n{last_words(self._log)}\n"
+        if self._ready:
+            raise RoleLost(
+                what, read=self._log, do="where it was out of memory, lower sglang.memory_fraction or sglang.max_running"
             )
+        raise RoleFailed(what, read=self._log, do="mend what it says; sglang.arguments of the recipe are passed on as they are")
 
     def stop(self) -> None:
         """End the server and everything that it started. Safe to call twice."""
         process, self._process = self._process, None
         if process is None:
             return
-        number, deadline = signal.SIGTERM, time.monotonic() + _STOP_S
-        try:
-            while True:
-                os.killpg(process.pid, number)
-                if number == signal.SIGKILL:
-                    break
-                process.poll()
-                time.sleep(0.05)
-                number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
-        except ProcessLookupError:
-            pass
+        started = _below(process)
+        # Asked to end it would finish its requests first, or hang where a GPU hangs.
+        process.kill()
         process.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in started:
+                with suppress(psutil.NoSuchProcess):
+                    child.send_signal(number)
+            # A helper of multiprocessing, which heeds no SIGTERM, first removes what the others left in shared memory.
+            _, started = psutil.wait_procs(started, timeout=_STOP_S)
+        for file in self._shared:
+            with suppress(OSError):
+                os.unlink(file)
+
+    def _look(self, calls: EngineCalls) -> bool | None:
+        self.check()
+        try:
+            calls.ask("GET", "/health", None, repeat=False)
+        except EngineError:
+            return None
+        return True
+
+    def _port_is_free(self) -> bool | None:
+        place = self._place
+        with socket.socket(socket.AF_INET6 if ":" in place.address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((place.address, place.port))
+            except OSError:
+                return None
+        return True
+
+
+def _below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What a process started, and what that started."""
+    try:
+        started: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return started
