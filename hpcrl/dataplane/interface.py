@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     # Ignitors and supervisors import this for its errors alone.
     import numpy as np
 
+    from hpcrl.dataplane.seat import Seat
+
 # A scalar column: array of shape (rows,). A ragged column: one 1-D array a row. A str column: one string a row.
 ColumnData: TypeAlias = "np.ndarray | list[np.ndarray] | list[str]"
 
@@ -38,6 +40,10 @@ class NotAnswered(DataPlaneError):
 
 class SchemaError(DataPlaneError):
     """Rows do not fit the stream's declared columns; nothing was written."""
+
+
+class TurnOver(DataPlaneError):
+    """The caller's turn in a ring is over: another group may have the token by now."""
 
 
 class EndOfStream(DataPlaneError):
@@ -221,6 +227,14 @@ class DataPlane(ABC):
     @abstractmethod
     def newest(self, feedback: str) -> dict[str, Feedback]:
         """The newest value of each writer, by writer; empty before the first."""
+
+    @abstractmethod
+    def seat(self, ring: str) -> Seat:
+        """This process's place in a ring of the recipe that has a token.
+
+        Raises:
+            SchemaError: there is no such ring, or this group is no member of it.
+        """
 
     @abstractmethod
     def depth(self, stream: str) -> StreamDepth:

@@ -135,6 +135,12 @@ class Member:
         if announce and feedback not in self.recipe.groups[self.group].role.announces():
             raise SchemaError(f"feedback stream {feedback!r}: the role of group {self.group!r} does not announce on it")
 
+    def check_ring(self, name: str) -> None:
+        """Raise :class:`SchemaError` unless there is such a ring, it has a token, and this group is a member of it."""
+        known = [ring.name for ring in self.recipe.rings if ring.fallback and self.group in ring.members]
+        if name not in known:
+            raise SchemaError(f"group {self.group!r} takes no turns in a ring {name!r}, only in {known}")
+
     def _writes(self, stream: str) -> list[Writes]:
         return _of(self.recipe.groups[self.group].role.writes(), stream)
 

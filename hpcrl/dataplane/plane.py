@@ -23,14 +23,17 @@ from hpcrl.dataplane.interface import (
     NotAnswered,
     SchemaError,
     StreamDepth,
+    TurnOver,
 )
 from hpcrl.dataplane.labels import labels_of
 from hpcrl.dataplane.ledger import ops
 from hpcrl.dataplane.member import Member, encode_value
 from hpcrl.dataplane.packing import Packing, empty, join, prepare, unpack
+from hpcrl.dataplane.seat import Seat
 from hpcrl.recipe import Column
 
 MakeOp = Callable[[int, int], ops.AnyOp]
+_ERRORS = {"schema": SchemaError, "stale": TurnOver}
 # By column, where its bytes lie.
 Refs = dict[str, ops.Ref]
 
@@ -226,6 +229,11 @@ class LedgerPlane(DataPlane):
         assert isinstance(answer, ops.Newest)
         return {who: Feedback(who, number, json.loads(value)) for who, (number, value) in answer.values.items()}
 
+    def seat(self, ring: str) -> Seat:
+        """See :meth:`DataPlane.seat`."""
+        self._member.check_ring(ring)
+        return Seat(ring, self._ask, lease_s=self._lease_s)
+
     def held(self, stream: str) -> frozenset[int]:
         """See :meth:`DataPlane.held`."""
         self._member.stream(stream)
@@ -289,8 +297,7 @@ class LedgerPlane(DataPlane):
         answer = self._desk.ask(make, what=what, wait_s=wait_s)
         self._said_at = time.monotonic()
         if isinstance(answer, ops.Refused):
-            kind_of = SchemaError if answer.kind == "schema" else DataPlaneError
-            raise kind_of(f"{who}: cannot {what}: {answer.reason}")
+            raise _ERRORS.get(answer.kind, DataPlaneError)(f"{who}: cannot {what}: {answer.reason}")
         return answer
 
     def _batch(self, stream: str, wanted: Sequence[Column], answer: ops.Answer) -> Batch | None:

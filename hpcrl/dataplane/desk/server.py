@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hpcrl.dataplane.desk.wire import gives_nothing, pack_reply, unpack_request
 from hpcrl.dataplane.interface import DataPlaneError
-from hpcrl.dataplane.ledger.ops import Answer, AnyOp, decode_op, encode
+from hpcrl.dataplane.ledger.ops import Answer, AnyOp, decode_op, encode, topic
 from hpcrl.run.curve import Pair, guard_server
 from hpcrl.run.errors import host
 from hpcrl.run.stop import StopFlag
@@ -43,7 +43,7 @@ class Keeper(Protocol):
         """Whether it is worth a try to carry out an operation again that was given nothing."""
 
     def news(self) -> Iterable[str]:
-        """Streams in which something may be had that was not to be had before, since the last call."""
+        """Topics of which something may be had that was not to be had before, since the last call."""
 
     def tick(self) -> float:
         """Do what the clock asks for; seconds until that is due again."""
@@ -139,8 +139,7 @@ class Desk:
 
     def _answer(self, peer: bytes, op: AnyOp, encoded: bytes, until: float) -> None:
         answer = self._keeper.apply(op, encoded)
-        stream = getattr(op, "stream", "")
-        parked = self._parked.setdefault(stream, {})
+        parked = self._parked.setdefault(topic(op), {})
         if gives_nothing(answer) and time.monotonic() < until:
             parked[op.who, op.life, op.seq] = _Parked(peer, op, encoded, until)
             return
@@ -148,13 +147,13 @@ class Desk:
         self._send(peer, op, answer)
 
     def _serve_news(self) -> None:
-        for stream in self._keeper.news():
-            for key, item in list(self._parked.get(stream, {}).items()):
+        for subject in self._keeper.news():
+            for key, item in list(self._parked.get(subject, {}).items()):
                 if not self._keeper.may_give(item.op):
                     continue
                 answer = self._keeper.apply(item.op, item.encoded)
                 if not gives_nothing(answer):
-                    del self._parked[stream][key]
+                    del self._parked[subject][key]
                     self._send(item.peer, item.op, answer)
 
     def _serve_parked(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from hpcrl.dataplane.ledger.ops import Answer, Leased, Wait
+from hpcrl.dataplane.ledger.turns import Turn
 
 _HEAD = struct.Struct("<dq")
 _SEQ = struct.Struct("<q")
@@ -37,4 +38,6 @@ def unpack_reply(data: bytes) -> tuple[int, bytes]:
 
 def gives_nothing(answer: Answer) -> bool:
     """Whether nothing was changed, so that the same operation may be asked again later and get something."""
+    if isinstance(answer, Turn):
+        return not answer.settled
     return isinstance(answer, Wait) or (isinstance(answer, Leased) and not (answer.blocks or answer.ended or answer.fixed))

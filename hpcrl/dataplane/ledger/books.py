@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from hpcrl.dataplane.ledger.clock import LeaseClock
 from hpcrl.dataplane.ledger.events import Event, Kind
 from hpcrl.dataplane.ledger.ops import Labels, Ref, Refused
-from hpcrl.dataplane.ledger.records import Block, LedgerRecord, ProcessRecord, StreamRecord
+from hpcrl.dataplane.ledger.records import Block, LedgerRecord, ProcessRecord, RingRecord, StreamRecord
+from hpcrl.dataplane.ledger.rings import Ring
 from hpcrl.dataplane.ledger.rules import Rules, group_of
 from hpcrl.dataplane.ledger.segments import Segments
 from hpcrl.dataplane.ledger.streams import StreamBook
@@ -32,7 +33,7 @@ class Books:
     Attributes:
         events: made by the operation at work.
         values: indexes in TransferQueue's storage that it made useless.
-        news: streams in which something may be had since somebody last looked.
+        news: streams in which something may be had since somebody last looked, and topics of rings that have changed.
         now: of the operation at work [Unix s].
     """
 
@@ -41,6 +42,9 @@ class Books:
         for name in rules.streams:
             record.streams.setdefault(name, StreamRecord())
         self.streams = {name: StreamBook(stream, record.streams[name]) for name, stream in rules.streams.items()}
+        for name in rules.rings:
+            record.rings.setdefault(name, RingRecord())
+        self.rings = {name: Ring(ring, record.rings[name]) for name, ring in rules.rings.items()}
         self.segments = Segments(record.segments)
         self.clock = LeaseClock()
         self.events: list[Event] = []

@@ -30,6 +30,10 @@ class LeaseClock:
         """A process has given a sign of life."""
         self._heard[who] = self.now
 
+    def silence(self, who: str) -> float:
+        """How long a process has given no sign of life [s]."""
+        return self.now - self._heard.get(who, 0.0)
+
     def due(self, processes: dict[str, ProcessRecord], draws: dict[str, dict[str, None]]) -> list[tuple[str, str]]:
         """Processes and streams whose leases have run out.
 
@@ -40,13 +44,13 @@ class LeaseClock:
             (who, stream)
             for who, process in processes.items()
             for stream, seconds in process.lease_s.items()
-            if self.now - self._heard.get(who, 0.0) > seconds and (process.held.get(stream) or who in draws[stream])
+            if self.silence(who) > seconds and (process.held.get(stream) or who in draws[stream])
         ]
 
     def next_due(self, processes: dict[str, ProcessRecord], draws: dict[str, dict[str, None]]) -> float:
         """Seconds until leases run out if nobody says a word; infinite if there are none."""
         left = [
-            seconds - (self.now - self._heard.get(who, 0.0))
+            seconds - self.silence(who)
             for who, process in processes.items()
             for stream, seconds in process.lease_s.items()
             if process.held.get(stream) or who in draws[stream]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from hpcrl.dataplane.ledger import reading, writing
+from hpcrl.dataplane.ledger import reading, turning, writing
 from hpcrl.dataplane.ledger.books import Books, Refusal, refuse_schema
 from hpcrl.dataplane.ledger.events import Event
 from hpcrl.dataplane.ledger.ops import (
@@ -42,6 +42,7 @@ from hpcrl.dataplane.ledger.ops import (
 )
 from hpcrl.dataplane.ledger.records import Block, LedgerRecord, LiveBlock, ProcessRecord
 from hpcrl.dataplane.ledger.rules import Rules, group_of
+from hpcrl.dataplane.ledger.turns import AskTurn, AwaitTurn, EndTurn, Vacate
 from hpcrl.dataplane.ledger.why import figures, why_row
 
 _encoder = msgspec.msgpack.Encoder()
@@ -100,18 +101,19 @@ class Ledger:
         books.record.events += len(books.events)
         return answer, books.events
 
-    def due(self, now: float) -> list[Expire]:
+    def due(self, now: float) -> list[Expire | Vacate]:
         """What the clock asks for: operations for :meth:`apply` (and the log). To be called at least every second."""
         books = self._books
         books.clock.advance(now)
         processes = books.record.processes
-        return [
+        expired = [
             Expire(who=who, life=processes[who].life, seq=0, oldest=0, stream=stream)
             for who, stream in books.clock.due(processes, self._members())
         ]
+        return [*expired, *turning.overdue(books)]
 
     def next_due(self) -> float:
-        """Seconds until :meth:`due` has something, if nobody says a word; infinite if no rows are leased."""
+        """Seconds until leases of rows run out, if nobody says a word; infinite if there are none."""
         return self._books.clock.next_due(self._books.record.processes, self._members())
 
     def may_give(self, op: AnyOp) -> bool:
@@ -122,7 +124,8 @@ class Ledger:
         return bool(book.record.closed or book.queue(group_of(op.who), frozenset(op.columns)).rows)
 
     def take_news(self) -> set[str]:
-        """Streams in which there may be something to read, room to put or an end, since the last call."""
+        """Topics (see :func:`~hpcrl.dataplane.ledger.ops.topic`) in which there may be something to read, room to put, an end,
+        or another turn, since the last call."""
         news, self._books.news = self._books.news, set()
         return news
 
@@ -178,6 +181,8 @@ class Ledger:
             return self._ask(op)
         if isinstance(op, Expire):
             return reading.expire(self._books, op)
+        if isinstance(op, Vacate):
+            return turning.vacate(self._books, op)
         process = self._process(op)
         self._books.clock.hear(op.who)
         if op.seq in process.answers:
@@ -223,6 +228,7 @@ class Ledger:
         books.note("life", op.who, op.life)
         if before is not None:
             books.let_go(op.who, before.life, list(books.streams), "given_back")
+            turning.end_life(books, op.who, before.life)
         for book in books.streams.values():
             book.credits.forget(op.who)
         process = ProcessRecord(op.life)
@@ -252,6 +258,10 @@ class Ledger:
                 return writing.close(books, op)
             case Announce():
                 return self._announce(op)
+            case AskTurn():
+                return turning.ask_turn(books, op)
+            case EndTurn():
+                return turning.end_turn(books, op)
             case Hello():
                 return Granted(books.segments.begin(op.who, process.life))
             case Beat():
@@ -270,6 +280,8 @@ class Ledger:
         books = self._books
         if op.who in books.record.processes and books.process(op.who).life == op.life:
             books.clock.hear(op.who)
+        if isinstance(op, AwaitTurn):
+            return turning.await_turn(books, op, books.now)
         if isinstance(op, AskDepth):
             return Depths(figures(books, op.stream))
         if isinstance(op, AskWhy):

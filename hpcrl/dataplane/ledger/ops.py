@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from hpcrl.dataplane.ledger.op import Op as Op
+from hpcrl.dataplane.ledger.turns import AskTurn, AwaitTurn, EndTurn, Turn, Vacate
+
 
 class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the packed bytes of one column of one block lie.
@@ -50,22 +53,6 @@ class Given(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first: int
     rows: int
     refs: list[Ref]
-
-
-class Op(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Fields of every operation.
-
-    Attributes:
-        who: ``group.rank`` of the process.
-        life: rises each time that the process is started; an older life is refused (fencing).
-        seq: number of the operation within the life, from 1.
-        oldest: every operation of a lower number has had its answer and done what it asked for, so the ledger may forget it.
-    """
-
-    who: str
-    life: int
-    seq: int
-    oldest: int
 
 
 class Hello(Op, frozen=True, kw_only=True):
@@ -293,20 +280,20 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         kind: ``superseded``: a newer life of the process has begun; ``unknown``: this life has not said Hello; ``schema``: no
             such stream, column, right or row; ``lost``: the caller holds no lease on a block (it expired and another has it);
-            ``closed``: this life has closed the stream.
+            ``closed``: this life has closed the stream; ``stale``: the caller's turn in a ring is over.
     """
 
-    kind: Literal["superseded", "unknown", "schema", "lost", "closed"]
+    kind: Literal["superseded", "unknown", "schema", "lost", "closed", "stale"]
     reason: str
 
 
-Asks = AskNewest | AskHeld | AskDepth | AskWhy
+Asks = AskNewest | AskHeld | AskDepth | AskWhy | AwaitTurn
 AnyOp = (
     Hello | Put | Fill | Lease | Draw | Trained | Acknowledge | GiveBack | Drop | Close | Announce | Beat
-    | AskNewest | AskHeld | AskDepth | AskWhy
+    | AskNewest | AskHeld | AskDepth | AskWhy | AskTurn | AwaitTurn | EndTurn
 )  # fmt: skip
-Logged = AnyOp | Expire
-Answer = Granted | Wait | Leased | Newest | Held | Depths | Why | Refused
+Logged = AnyOp | Expire | Vacate
+Answer = Granted | Wait | Leased | Newest | Held | Depths | Why | Turn | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _ops: msgspec.msgpack.Decoder[AnyOp] = msgspec.msgpack.Decoder(AnyOp)
@@ -332,6 +319,17 @@ def decode_logged(data: bytes) -> Logged:
 def decode_answer(data: bytes) -> Answer:
     """Back from :func:`encode`; ``msgspec.ValidationError`` if it is no answer."""
     return _answers.decode(data)
+
+
+def topic(op: Logged) -> str:
+    """Of what news may change the answer to an operation that was given nothing."""
+    ring = getattr(op, "ring", "")
+    return ring_topic(ring) if ring else getattr(op, "stream", "")
+
+
+def ring_topic(ring: str) -> str:
+    """The topic of a ring; that of a stream is its name."""
+    return f"ring {ring}"
 
 
 def durable(op: Logged, answer: Answer) -> bool:

@@ -132,6 +132,57 @@ class SegmentRecord(msgspec.Struct, array_like=True):
     released: int = 0
 
 
+class Stay(msgspec.Struct, frozen=True, array_like=True):
+    """A process that takes part in a ring, or asks to.
+
+    Attributes:
+        seconds: how long it may be silent.
+        host: where it runs.
+    """
+
+    life: int
+    seconds: float
+    host: str = ""
+
+
+class Handed(msgspec.Struct, frozen=True, array_like=True):
+    """What was let go of, and is still held [bytes]; how long that took [s]."""
+
+    freed: int = 0
+    left: int = 0
+    seconds: float = 0.0
+
+
+class RingRecord(msgspec.Struct):
+    """A ring's token. Never larger than the ring has processes.
+
+    Attributes:
+        epoch: of the token; rises each time that a group gets it.
+        holder: group that has it; empty if none has.
+        since_t: when it got it [Unix s].
+        called_t: since when others ask it to let go [Unix s]; 0 = they do not.
+        inside: its processes that have not let go.
+        been: its processes that have, in this epoch, and their lives.
+        leaving: what those let go of.
+        asks: processes that want it, in turn.
+        giver: group that had it before.
+        handed: what that group let go of; seconds from the call, or where there was none, of its release.
+        news: JSON from whoever handed it on last and had any.
+    """
+
+    epoch: int = 0
+    holder: str = ""
+    since_t: float = 0.0
+    called_t: float = 0.0
+    inside: dict[str, Stay] = {}
+    been: dict[str, int] = {}
+    leaving: Handed = Handed()
+    asks: dict[str, Stay] = {}
+    giver: str = ""
+    handed: Handed = Handed()
+    news: str = ""
+
+
 class LedgerRecord(msgspec.Struct):
     """Everything.
 
@@ -144,6 +195,7 @@ class LedgerRecord(msgspec.Struct):
     processes: dict[str, ProcessRecord] = {}
     feedback: dict[str, dict[str, tuple[int, str]]] = {}
     segments: dict[str, SegmentRecord] = {}
+    rings: dict[str, RingRecord] = {}
     events: int = 0
 
 

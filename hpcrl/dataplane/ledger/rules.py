@@ -41,17 +41,27 @@ class StreamRules(msgspec.Struct, frozen=True):
     max_row_bytes: int
 
 
+class RingRules(msgspec.Struct, frozen=True):
+    """Of a ring that has a token."""
+
+    name: str
+    members: tuple[str, ...]
+    fallback: str
+
+
 class Rules(msgspec.Struct, frozen=True):
     """Of a run.
 
     Attributes:
         processes: number of processes of each group.
         announcers: groups that announce on each feedback stream.
+        rings: those that have a token.
     """
 
     processes: dict[str, int]
     streams: dict[str, StreamRules]
     announcers: dict[str, tuple[str, ...]]
+    rings: dict[str, RingRules] = {}
 
     def names(self, groups: Iterable[str]) -> frozenset[str]:
         """Every process of some groups."""
@@ -72,6 +82,7 @@ def rules_of(recipe: Recipe, processes: Mapping[str, int]) -> Rules:
             feedback.name: tuple(name for name, group in recipe.groups.items() if feedback.name in group.role.announces())
             for feedback in recipe.feedback
         },
+        rings={ring.name: RingRules(ring.name, ring.members, ring.fallback) for ring in recipe.rings if ring.fallback},
     )
 
 

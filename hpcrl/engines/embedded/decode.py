@@ -117,6 +117,11 @@ class Cohort:
         """Positions that the cache holds over all rows."""
         return self._length * len(self.rows)
 
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache takes."""
+        return self._cache.nbytes
+
     @torch.inference_mode()
     def drop_ended(self) -> None:
         """Take ended rows out of the batch if there are enough of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ from hpcrl.engines.embedded.settings import EngineSettings
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "retract", "in_place"]
+Memory = Literal["weights", "kv_cache"]
+MEMORY: tuple[Memory, ...] = ("weights", "kv_cache")
 _ABORTED = "Aborted by AbortReq."
 
 
@@ -54,6 +56,7 @@ class EmbeddedEngine:
         self._holding = Holding(self.model.module, settings.model_path, settings.weight_version, self._weights_changed)
         self._schedule = Schedule(self.model, settings, self.figures)
         self._paused: PauseMode | None = None
+        self._released: set[Memory] = set()
         # Waits for its turn.
         self._change: _Change | None = None
         self._stopping = False
@@ -149,10 +152,17 @@ class EmbeddedEngine:
         self._ask(apply)
 
     def continue_(self) -> None:
-        """Decode on."""
+        """Decode on.
+
+        Raises:
+            RequestError: memory was let go of that this needs, or weights were and none were loaded since.
+        """
 
         def apply() -> None:
+            if (why := self._absent) is not None:
+                raise RequestError(why)
             self._paused = None
+            self._schedule.let_in()
 
         self._ask(apply)
 
@@ -210,6 +220,10 @@ class EmbeddedEngine:
         """
         return self._do(lambda: self._holding.receive(group, names, dtypes, shapes, version)).result()
 
+    def take_tensors(self, tensors: list[tuple[str, torch.Tensor]], version: str | None = None) -> WeightReport:
+        """Copy tensors of this node's memory; for ``version`` and errors see :meth:`receive_weights`."""
+        return self._do(lambda: self._holding.take(tensors, version)).result()
+
     def end_update(self, expect_hash: str | None = None) -> WeightReport:
         """End the update; errors as :meth:`Update.end`, or none has begun."""
         return self._do(lambda: self._holding.end(expect_hash)).result()
@@ -217,6 +231,37 @@ class EmbeddedEngine:
     def flush_cache(self) -> bool:
         """Whether no cache is held (nothing runs); caches live only as long as their requests."""
         return self._ask(lambda: not self._schedule.running and not self._schedule.waiting)
+
+    @property
+    def memory(self) -> dict[Memory, int]:
+        """What each part takes now [bytes]."""
+        return {"weights": self._holding.nbytes, "kv_cache": self.figures.cache_bytes}
+
+    def release_memory(self, tags: Collection[Memory]) -> None:
+        """Let go of parts of the memory; once more is no error. Weights are gone then until a version is loaded.
+
+        Raises:
+            RequestError: samples run or wait in the line.
+        """
+
+        def apply() -> None:
+            if self._schedule.running or self._schedule.waiting:
+                raise RequestError("requests are under way; pause with mode abort, or wait for them, before memory is released")
+            if "weights" in tags:
+                self._holding.release()
+            self._released |= set(tags)
+
+        self._ask(apply)
+
+    def resume_memory(self, tags: Collection[Memory]) -> None:
+        """Take memory again; once more is no error."""
+
+        def apply() -> None:
+            if "weights" in tags:
+                self._holding.resume()
+            self._released -= set(tags)
+
+        self._ask(apply)
 
     def stop(self) -> None:
         """Abort everything and end the thread. Safe to call twice."""
@@ -226,6 +271,13 @@ class EmbeddedEngine:
         # Else the thread may wait for a peer's weights as long as that may take.
         self.groups.close()
         self._thread.join()
+
+    @property
+    def _absent(self) -> str | None:
+        """Why nothing can be generated for want of memory or weights."""
+        if self._released:
+            return f"the memory of {', '.join(sorted(self._released))} was released; resume it first"
+        return "the weights were released, and none were loaded since" if self._holding.blank else None
 
     def _do(self, apply: Callable[[], None], abort_all: bool = False, flush_cache: bool = False) -> Future[WeightReport]:
         change = _Change(apply)
@@ -259,6 +311,8 @@ class EmbeddedEngine:
         def answer() -> None:
             try:
                 future.set_result(call())
+            except RequestError as refusal:
+                future.set_exception(refusal)
             except BaseException as error:
                 future.set_exception(error)
                 raise
@@ -279,8 +333,11 @@ class EmbeddedEngine:
     def _admit(self, group: Group) -> None:
         if (why := self._holding.broken) is not None:
             group.future.set_exception(RequestError(f"the engine is unhealthy: {why}", status=503))
+        elif self._paused is None and (why := self._absent) is not None:
+            group.future.set_exception(RequestError(why, status=503))
         else:
-            self._schedule.add(group)
+            # As SGLang does: what comes during a pause does not count as waiting.
+            self._schedule.add(group, outside=self._paused is not None)
 
     def _loop(self) -> None:
         if self.settings.threads:
@@ -313,7 +370,7 @@ class EmbeddedEngine:
         return self._change is not None and (held or not self._schedule.running)
 
     def _can_decode(self) -> bool:
-        may = self._paused is None and not self._holding.is_receiving
+        may = self._paused is None and not self._holding.is_receiving and self._absent is None
         return may and bool(self._schedule.running or (self._schedule.waiting and self._change is None))
 
     def _apply_change(self) -> None:

@@ -25,6 +25,7 @@ class Figures:
     waiting: int = 0
     paused: int = 0
     used_tokens: int = 0
+    cache_bytes: int = 0
     queue_seconds: float = 0.0
     queue_count: int = 0
     _made: deque[tuple[float, int]] = field(default_factory=deque)

@@ -1,7 +1,6 @@
 """SGLang's routes for weights that peers send, on the embedded engine.
 
-``timeout_s``, ``expect_hash`` and the answers' ``hash`` are additions to SGLang's fields. SGLang's
-``/update_weights_from_tensor`` is not here: its body is a pickle.
+``timeout_s``, ``expect_hash`` and the answers' ``hash`` are additions to SGLang's fields.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from aiohttp import web
 from hpcrl.checkpoint.transport.errors import TransportError
 from hpcrl.engines.embedded.engine import EmbeddedEngine
 from hpcrl.engines.embedded.errors import RequestError, WeightUpdateError
+from hpcrl.engines.embedded.handed import handed_tensors
 from hpcrl.engines.embedded.holding import WeightReport
 from hpcrl.engines.embedded.wire import read_body
 
@@ -86,6 +86,17 @@ class GroupRoutes:
                 version=None if version is None else str(version),
             )
         )
+
+    async def take(self, request: web.Request) -> web.Response:
+        """``/update_weights_from_tensor``: handles to memory of this node."""
+        body = _Body(await read_body(request))
+        payloads, version = body.listed("serialized_named_tensors"), body.get("weight_version")
+        if len(payloads) != 1:
+            raise RequestError(
+                f"serialized_named_tensors must be a list of one, as this engine is one process, not {len(payloads)}"
+            )
+        tensors = handed_tensors(payloads[0])
+        return await _do(lambda: self._engine.take_tensors(tensors, None if version is None else str(version)))
 
     async def end(self, request: web.Request) -> web.Response:
         """``/end_weight_update``: refuses, and leaves the engine unhealthy, if not all weights came or they hash otherwise."""

@@ -86,6 +86,12 @@ class RowCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[_Layer(capacity) for _ in range(num_layers)])
         self.capacity = capacity
 
+    @property
+    def nbytes(self) -> int:
+        """What all keys and values take, filled or not."""
+        held = (tensor for layer in self.layers for tensor in (layer.keys, layer.values))
+        return sum(tensor.nbytes for tensor in held if tensor is not None)
+
     def reserve(self, positions: int, most: int) -> None:
         """Make room for ``positions``; grows by half as much again, up to ``most``, so that copies stay rare."""
         if positions > self.capacity:

@@ -86,26 +86,28 @@ class Update:
         """
         wanted = list(zip(names, dtypes, shapes, strict=True))
         device = next(iter(self._weights.values())).device
-        if problems := self._misfits(wanted):
-            raise WeightUpdateError(
-                f"the weights that were announced do not fit the loaded model: {'; '.join(problems[:5])}", touched=self.touched
-            )
+        self._check(wanted)
         try:
-            with torch.no_grad():
-                for name, dtype, shape in wanted:
-                    held = self._weights.get(name)
-                    buffer = torch.empty(shape, dtype=dtype, device=device)
-                    reach("transport.receive", name)
-                    group.broadcast(buffer)
-                    if held is not None:
-                        self.touched = True
-                        held.copy_(buffer)
-                        self._dtypes[name] = dtype
+            for name, dtype, shape in wanted:
+                buffer = torch.empty(shape, dtype=dtype, device=device)
+                reach("transport.receive", name)
+                group.broadcast(buffer)
+                self._hold(name, buffer)
         except TransportError as error:
             raise WeightUpdateError(
                 f"{error}; {len(self._dtypes)} of {len(self._weights)} tensors had come; load a whole version",
                 touched=self.touched,
             ) from error
+
+    def take(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Copy tensors of this node's memory. Names, shapes and types are checked before the first.
+
+        Raises:
+            WeightUpdateError: they do not fit; nothing more was changed.
+        """
+        self._check([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors])
+        for name, tensor in tensors:
+            self._hold(name, tensor)
 
     def end(self, expect_hash: str | None) -> dict[str, str]:
         """Check that every weight came, or none; returns the digests of what is loaded, as it was published.
@@ -131,6 +133,21 @@ class Update:
                 touched=self.touched,
             )
         return digests
+
+    def _hold(self, name: str, tensor: torch.Tensor) -> None:
+        held = self._weights.get(name)
+        # One that is tied to another came with that.
+        if held is not None:
+            self.touched = True
+            with torch.no_grad():
+                held.copy_(tensor)
+            self._dtypes[name] = tensor.dtype
+
+    def _check(self, wanted: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> None:
+        if problems := self._misfits(wanted):
+            raise WeightUpdateError(
+                f"the weights that were announced do not fit the loaded model: {'; '.join(problems[:5])}", touched=self.touched
+            )
 
     def _misfits(self, wanted: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> list[str]:
         problems = []

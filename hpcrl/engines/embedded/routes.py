@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hpcrl.engines.embedded.engine import EmbeddedEngine
+from hpcrl.engines.embedded.engine import MEMORY, EmbeddedEngine
 from hpcrl.engines.embedded.errors import RequestError, WeightUpdateError
 from hpcrl.engines.embedded.group_routes import GroupRoutes
 from hpcrl.engines.embedded.text import Text
@@ -45,7 +45,10 @@ def application(engine: EmbeddedEngine, *, api_key: str | None) -> web.Applicati
             web.post("/destroy_weights_update_group", groups.leave),
             web.post("/begin_weight_update", groups.begin),
             web.post("/update_weights_from_distributed", groups.receive),
+            web.post("/update_weights_from_tensor", groups.take),
             web.post("/end_weight_update", groups.end),
+            web.post("/release_memory_occupation", routes.release_memory),
+            web.post("/resume_memory_occupation", routes.resume_memory),
             web.post("/abort_request", routes.abort),
             web.get("/flush_cache", routes.flush_cache),
             web.post("/flush_cache", routes.flush_cache),
@@ -165,6 +168,16 @@ class Routes:
         content = {"success": True, "message": message, "num_paused_requests": report.held, "hash": report.hash}
         return web.json_response(content)
 
+    async def release_memory(self, request: web.Request) -> web.Response:
+        """``/release_memory_occupation``: ``tags`` weights and kv_cache; both if there are none."""
+        await asyncio.to_thread(self._engine.release_memory, await _tags(request))
+        return web.Response(status=200)
+
+    async def resume_memory(self, request: web.Request) -> web.Response:
+        """``/resume_memory_occupation``: as the release."""
+        await asyncio.to_thread(self._engine.resume_memory, await _tags(request))
+        return web.Response(status=200)
+
     async def abort(self, request: web.Request) -> web.Response:
         """``/abort_request``: ``rid`` or ``abort_all``."""
         body = await read_body(request)
@@ -188,7 +201,7 @@ class Routes:
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "weight_version": weights.version,
-                "weight_hash": weights.hash,
+                "weight_hash": weights.hash or None,
                 "has_image_understanding": False,
                 "has_audio_understanding": False,
                 "model_type": engine.model.config.model_type,
@@ -229,4 +242,14 @@ class Routes:
             "token_usage": figures.used_tokens / capacity,
             "gen_throughput": figures.throughput(),
             "paused": self._engine.paused,
+            "memory_bytes": self._engine.memory,
         }
+
+
+async def _tags(request: web.Request) -> list[Any]:
+    tags = (await read_body(request)).get("tags") or list(MEMORY)
+    # SGLang has one more, which this engine has nothing of.
+    unknown = [tag for tag in tags if tag not in (*MEMORY, "cuda_graph")]
+    if unknown:
+        raise RequestError(f"tags must be of {', '.join(MEMORY)}, got {unknown}")
+    return [tag for tag in tags if tag in MEMORY]

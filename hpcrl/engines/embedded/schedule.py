@@ -25,6 +25,8 @@ class Schedule:
         self._model, self._settings, self._figures = model, settings, figures
         self._groups: list[Group] = []
         self._waiting: deque[tuple[Group, list[Sequence]]] = deque()
+        # Came while the engine was paused: outside of the line until it goes on.
+        self._outside: deque[tuple[Group, list[Sequence]]] = deque()
         self._cohorts: deque[Cohort] = deque()
 
     @property
@@ -42,12 +44,17 @@ class Schedule:
         """Samples that have not ended."""
         return sum(s.finish_reason is None for group in self._groups for s in group.sequences)
 
-    def add(self, group: Group) -> None:
-        """Put a request in the line."""
+    def add(self, group: Group, *, outside: bool = False) -> None:
+        """Put a request in the line, or outside of it until :meth:`let_in`."""
         self._groups.append(group)
-        self._waiting.append((group, list(group.sequences)))
+        (self._outside if outside else self._waiting).append((group, list(group.sequences)))
         self._figures.requests += len(group.sequences)
         self._figures.prompt_tokens += sum(len(s.prompt) for s in group.sequences)
+
+    def let_in(self) -> None:
+        """Put what came meanwhile in the line."""
+        self._waiting.extend(self._outside)
+        self._outside.clear()
 
     def abort(self, chosen: Callable[[Sequence], bool], message: str) -> int:
         """End the samples chosen, as they stand, and answer their requests; returns how many."""
@@ -95,6 +102,7 @@ class Schedule:
         self._figures.waiting = sum(len(sequences) for _, sequences in self._waiting)
         self._figures.paused = running if paused else 0
         self._figures.used_tokens = sum(cohort.cached_positions for cohort in self._cohorts)
+        self._figures.cache_bytes = sum(cohort.cache_bytes for cohort in self._cohorts)
 
     def _next_cohort(self) -> Cohort | None:
         room = self._settings.max_running_rows - sum(len(cohort.rows) for cohort in self._cohorts)
@@ -120,11 +128,16 @@ class Schedule:
         return Cohort(self._model, chosen, prefill_tokens=self._settings.prefill_tokens) if chosen else None
 
     def _settle(self) -> None:
-        waiting = ((group, [s for s in sequences if s.finish_reason is None]) for group, sequences in self._waiting)
-        self._waiting = deque((group, sequences) for group, sequences in waiting if sequences)
+        self._waiting, self._outside = _open(self._waiting), _open(self._outside)
         self._cohorts = deque(cohort for cohort in self._cohorts if not cohort.done)
         for cohort in self._cohorts:
             cohort.drop_ended()
         # Before the answers go out, so that a client that has its answer sees the figures that go with it.
         self.count()
         self._groups = [group for group in self._groups if not group.resolve_if_done()]
+
+
+def _open(line: deque[tuple[Group, list[Sequence]]]) -> deque[tuple[Group, list[Sequence]]]:
+    """What has not ended."""
+    left = ((group, [s for s in sequences if s.finish_reason is None]) for group, sequences in line)
+    return deque((group, sequences) for group, sequences in left if sequences)

@@ -130,3 +130,9 @@ def drive() -> Driver:
 def make_driver() -> Callable[..., Driver]:
     """A driver of a stream of one's own."""
     return lambda **changes: Driver(make_rules(**changes))
+
+
+@pytest.fixture(scope="session")
+def driver_of() -> Callable[[Rules], Driver]:
+    """A driver of any rules."""
+    return Driver

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hpcrl.data.jsonlines import JsonLines
+from hpcrl.data.records import Records
 from hpcrl.dataplane.trajectories import keeper as keeper_module
 from hpcrl.dataplane.trajectories.keeper import Keeper, chosen
 from hpcrl.dataplane.trajectories.layout import TAKEN, folder_of
@@ -38,7 +38,7 @@ def test_a_trainer_reads_what_is_kept_only_if_it_keeps_something():
 
 def test_the_space_that_they_take_is_known_before_the_start(tiny_model):
     def needed(trajectories):
-        rollout = Rollout(model="m", dataset=JsonLines(paths=("x",)), sampling=Sampling(max_new_tokens=100))
+        rollout = Rollout(model="m", dataset=Records(paths=("x",)), sampling=Sampling(max_new_tokens=100))
         trainer = Trainer(model=str(tiny_model), trajectories=trajectories)
         groups = {"rollout": RoleGroup(role=rollout), "trainer": RoleGroup(role=trainer)}
         schedule = Schedule(steps=10, prompts_per_step=4, samples_per_prompt=8)

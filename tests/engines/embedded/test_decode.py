@@ -42,7 +42,7 @@ def reference_logprobs(model: LoadedModel, prompt, tokens, temperature=1.0) -> t
     return rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("family", ["tiny_model", "tiny_qwen3"])
+@pytest.mark.parametrize("family", ["tiny_model", "tiny_qwen2", "tiny_qwen3"])
 def test_greedy_tokens_equal_those_of_generate_for_prompts_of_different_lengths(family, request):
     model = load(request.getfixturevalue(family))
     ours = decode(model, PROMPTS, {"temperature": 0, "max_new_tokens": 20})

@@ -125,7 +125,7 @@ def test_weights_of_several_senders_are_loaded_and_hashed_as_sent(client, sender
     update = joined(client, sent)
     for version in (1, 2):
         threads = sending(sent)
-        got = update.update(version, expect_hash=expect, flush_cache=True, seconds=WAIT_S)
+        got = update.update(version, expect_hash=expect, seconds=WAIT_S)
         for thread in threads:
             thread.join(WAIT_S)
         assert got.weight_hash == expect
@@ -143,7 +143,7 @@ def test_samples_frozen_in_place_go_on_with_the_new_weights(client, served, send
         pass
     client.pause("in_place")
     sending(sent)
-    update.update(7, expect_hash=None, flush_cache=False, seconds=WAIT_S)
+    update.update(7, expect_hash=None, seconds=WAIT_S)
     client.continue_()
     (completion,) = running.result(WAIT_S)[0]
     assert completion.versions[-1] == 7
@@ -205,7 +205,7 @@ def test_a_part_of_the_weights_leaves_the_engine_unhealthy_until_a_whole_load(cl
     update = joined(client, sent)
     sending(sent)
     with pytest.raises(EngineRefused, match=r"tensors missing, such as model\..*load a whole version"):
-        update.update(1, expect_hash=None, flush_cache=True, seconds=WAIT_S)
+        update.update(1, expect_hash=None, seconds=WAIT_S)
     assert not client.health()
     client.update_weights_from_disk(tiny_model, 2)
     assert client.health()
@@ -217,11 +217,11 @@ def test_other_weights_than_announced_leave_the_engine_unhealthy(client, senders
     update = joined(client, sent)
     sending(sent)
     with pytest.raises(EngineRefused, match="expected 0123"):
-        update.update(1, expect_hash="0123", flush_cache=True, seconds=WAIT_S)
+        update.update(1, expect_hash="0123", seconds=WAIT_S)
     assert not client.health()
     # Weights that come whole from peers are as good as a folder.
     sending(sent)
-    update.update(2, expect_hash=None, flush_cache=True, seconds=WAIT_S)
+    update.update(2, expect_hash=None, seconds=WAIT_S)
     assert client.health()
 
 
@@ -237,7 +237,7 @@ def test_a_sender_that_goes_away_leaves_the_engine_unhealthy_until_a_whole_load(
     sending([first])
     threading.Thread(target=go_away, daemon=True).start()
     with pytest.raises(EngineRefused, match="a member is gone"):
-        update.update(1, expect_hash=hash_tensors(changed), flush_cache=True, seconds=WAIT_S)
+        update.update(1, expect_hash=hash_tensors(changed), seconds=WAIT_S)
     assert not client.health()
     client.update_weights_from_disk(tiny_model, 2, expect_hash=hash_tensors(load_file(tiny_model / "model.safetensors")))
     assert client.health()
@@ -290,7 +290,7 @@ def test_an_engine_that_stops_does_not_wait_for_a_sender(served, client, senders
 
     def receive() -> None:
         try:
-            update.update(1, expect_hash=None, flush_cache=True, seconds=WAIT_S)
+            update.update(1, expect_hash=None, seconds=WAIT_S)
         except EngineError:
             failed.set()
 
