@@ -4,15 +4,17 @@ The file's lines are those of gsm8k: ``{"question": …, "answer": "… #### 42"
 
     hpcrl run recipes/grpo_gsm8k.py --set model=/models/Qwen3-0.6B --set data=/data/gsm8k/train.jsonl
 
-``--set gpus=0`` runs it on the CPU, for a try with a small model.
+``--set engine=embedded`` does without SGLang; with ``--set gpus=0`` too it runs on the CPU, for a try with a small model.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Literal
 
-from hpcrl.data.jsonlines import JsonLines
+from hpcrl.data.records import Records
 from hpcrl.engines.completion import Sampling
+from hpcrl.engines.sglang.settings import Sglang
 from hpcrl.recipe import ColocationRing, Recipe, Resources, RoleGroup, Schedule
 from hpcrl.roles.feedback import feedback_streams
 from hpcrl.roles.inference import Inference
@@ -36,8 +38,10 @@ def recipe(
     lr: float = 1e-6,
     minibatches: int = 1,
     window: int | None = 1,
+    engine: Literal["sglang", "embedded"] = "sglang",
     gpus: int = 1,
     cpus: int = 8,
+    tokens_per_microbatch: int = 32_768,
     save_every: int = 50,
     seed: int = 0,
 ) -> Recipe:
@@ -45,21 +49,25 @@ def recipe(
 
     Args:
         data: JSON-lines file with ``question`` and ``answer``.
+        engine: what generates.
         gpus: GPUs, which generation and training use in turn; 0 runs on the CPU.
         cpus: cores of each of inference and trainer, and of the reward's workers.
         save_every: steps between saves of the trainer's state.
     """
-    dataset = JsonLines(
+    dataset = Records(
         paths=(os.path.abspath(data),), prompt_field="question", answer_field="answer", answer_after="####", system=SYSTEM
     )
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
     context = max_prompt_tokens + max_new_tokens
     resources = Resources(gpus=gpus, cpus=cpus)
+    served = Sglang(memory_saver=True) if engine == "sglang" else None
     return Recipe(
         name="grpo_gsm8k",
         groups={
             "rollout": RoleGroup(role=Rollout(model=model, dataset=dataset, sampling=sampling)),
-            "inference": RoleGroup(role=Inference(model=model, dtype="bfloat16", max_context=context), resources=resources),
+            "inference": RoleGroup(
+                role=Inference(model=model, dtype="bfloat16", max_context=context, sglang=served), resources=resources
+            ),
             "reward": RoleGroup(
                 role=Reward(function="hpcrl.data.graders:math_verify", sample_s=10.0), resources=Resources(cpus=min(cpus, 4))
             ),
@@ -70,8 +78,8 @@ def recipe(
                     compute_dtype="bfloat16",
                     temperature=temperature,
                     minibatches=minibatches,
-                    tokens_per_microbatch=8 * context,
-                    activation_checkpointing=True,
+                    tokens_per_microbatch=tokens_per_microbatch,
+                    activation_checkpointing="full",
                     save_every=save_every,
                 ),
                 resources=resources,
@@ -79,7 +87,7 @@ def recipe(
         },
         streams=(samples_stream(samples_per_prompt=samples_per_prompt),),
         feedback=feedback_streams(),
-        rings=(ColocationRing(name="gpu", members=("inference", "trainer")),),
+        rings=(ColocationRing(name="gpu", members=("inference", "trainer"), fallback="inference" if gpus else ""),),
         schedule=Schedule(steps=steps, prompts_per_step=prompts_per_step, samples_per_prompt=samples_per_prompt, window=window),
         seed=seed,
     )

@@ -45,12 +45,13 @@ PART_S = 240.0
 SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 CHARACTERS = 128
+FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def recipe(model: str, data: str, lr: float = 2e-4, window: int | None = 1) -> Recipe:
     """The documented recipe with a card for inference and one for the trainer, instead of one for both in turn."""
     made: Recipe = runpy.run_path(str(ROOT / "recipes" / "grpo_gsm8k.py"))["recipe"](
-        model=model, data=data, lr=lr, window=window
+        model=model, data=data, lr=lr, window=window, engine="embedded"
     )
     return replace(made, rings=())
 
@@ -69,11 +70,17 @@ def make_model(folder: Path, family: str, shape: Mapping[str, int], vocabulary: 
         LlamaConfig,
         LlamaForCausalLM,
         PreTrainedTokenizerFast,
+        Qwen2Config,
+        Qwen2ForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
     )
 
-    kinds: Any = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+    kinds: Any = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
     config, model = kinds[family]
     torch.manual_seed(0)
     heads = shape["num_attention_heads"]
@@ -260,7 +267,7 @@ class Smoke:
         self.raw: dict[str, Any] = {}
         self.cpus = max(1, (os.cpu_count() or 1) // max(1, gpus)) if gpus else 1
         shape = SMOLLM2 if gpus else TINY
-        self.tiny = {family: make_model(out / f"tiny-{family}", family, TINY, CHARACTERS) for family in ("llama", "qwen3")}
+        self.tiny = {family: make_model(out / f"tiny-{family}", family, TINY, CHARACTERS) for family in FAMILIES}
         self.model = make_model(out / "smollm2-shape", "llama", shape, 49_152 if gpus else CHARACTERS)
         self.speller = make_model(out / "characters", "llama", shape, CHARACTERS)
 
@@ -284,6 +291,8 @@ class Smoke:
         tiny = {"vocabulary": CHARACTERS, "budget": 128, "size": small, "steps": 3}
         cases: dict[str, dict[str, Any]] = {
             "llama fp32": {**tiny, "model": str(self.tiny["llama"]), "dtype": "float32"},
+            "qwen2 fp32": {**tiny, "model": str(self.tiny["qwen2"]), "dtype": "float32"},
+            "qwen2 bf16": {**tiny, "model": str(self.tiny["qwen2"]), "dtype": "bfloat16"},
             "qwen3 fp32": {**tiny, "model": str(self.tiny["qwen3"]), "dtype": "float32"},
             "qwen3 bf16": {**tiny, "model": str(self.tiny["qwen3"]), "dtype": "bfloat16"},
             f"{name} fp32": {**big, "model": str(self.model), "dtype": "float32", "size": small, "steps": 3},
@@ -367,6 +376,7 @@ class Smoke:
             "data": data,
             "lr": 2e-4,
             "reward.function": f"{Path(__file__).resolve()}:digits",
+            "engine": "embedded",
             "schedule.steps": 6 if self.gpus else 2,
             "schedule.prompts_per_step": 16 if self.gpus else 2,
             "schedule.samples_per_prompt": 8,
