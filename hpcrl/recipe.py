@@ -118,6 +118,10 @@ class Role:
     world: ClassVar[bool] = False
     # One process for each GPU of a replica (SPMD); otherwise one process drives all the GPUs of its replica.
     process_per_gpu: ClassVar[bool] = False
+    # Asks for a ring's token by :class:`hpcrl.roles.turns.Turns` and has nothing on the GPU without it.
+    takes_turns: ClassVar[bool] = False
+    # Lets go whenever another member of the ring asks: may be a ring's fallback.
+    gives_way: ClassVar[bool] = False
 
     def reads(self) -> tuple[Reads, ...]:
         """Columns of row streams that the role consumes."""
@@ -186,10 +190,21 @@ class RoleGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ColocationRing:
-    """Groups that share the same GPUs (or, without GPUs, the same cores) in turn."""
+    """Groups that share the same GPUs (or, without GPUs, the same cores).
+
+    Attributes:
+        fallback: member that has the GPUs whenever no other asks for them: a token goes round, and who does not have it lets go
+            of its memory. Empty: there is no token, and all members have their memory at the same time.
+        rest_gib: what a member may keep on each GPU while it does not have the token [GiB]: its CUDA context and what its
+            libraries never give back.
+        let_go_s: from the moment that the fallback is asked to let go until it has [s].
+    """
 
     name: str
     members: tuple[str, ...]
+    fallback: str = ""
+    rest_gib: float = 2.0
+    let_go_s: float = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ import pytest
 
 # They share the real cluster, and take longest.
 _CLUSTER = "tests/slurm/"
+# Folders whose tests share what takes long to start.
+_SHARED = (_CLUSTER, "tests/engines/contract/")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
@@ -27,7 +29,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Lanes(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _CLUSTER if nodeid.startswith(_CLUSTER) else str(super()._split_scope(nodeid))
+            return next((folder for folder in _SHARED if nodeid.startswith(folder)), None) or str(super()._split_scope(nodeid))
 
     return Lanes(config, log)
 
@@ -54,9 +56,23 @@ def _write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def _write_model(folder: Path, family: str) -> Path:
+def _write_model(folder: Path, family: str, **changes: Any) -> Path:
     import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    families: dict[str, Any] = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
 
     shape = {
         "vocab_size": VOCAB_SIZE,
@@ -71,10 +87,16 @@ def _write_model(folder: Path, family: str) -> Path:
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 1,
+        **changes,
     }
     generator_state = torch.random.get_rng_state()
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape)) if family == "llama" else Qwen3ForCausalLM(Qwen3Config(**shape))
+    config, kind = families[family]
+    model = kind(config(**shape))
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            # They begin with zeros, which would hide that they are missing.
+            torch.nn.init.normal_(parameter, std=0.5)
     torch.random.set_rng_state(generator_state)
     model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=1, bos_token_id=0)
     model.save_pretrained(folder)
@@ -86,6 +108,12 @@ def _write_model(folder: Path, family: str) -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers, 64 wide, with a character tokenizer; float32."""
     return _write_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2 of two layers, 64 wide, its head untied, with a character tokenizer; float32."""
+    return _write_model(tmp_path_factory.mktemp("qwen2"), "qwen2", tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="session")
@@ -126,3 +154,14 @@ def shared_memory_left() -> Callable[[str], set[str]]:
         return {name for name in os.listdir("/dev/shm") if run_id in name} | (_orphans() - before if alone else set())
 
     return left
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    """An interpreter with SGLang for the CPU, as tools/sglang_cpu.sh installs it; without one the test is skipped."""
+    named = os.environ.get("HPCRL_SGLANG_PYTHON")
+    python = named or str(Path(__file__).parents[1] / ".venv-sglang" / "bin" / "python")
+    if not os.path.exists(python):
+        assert named is None, f"HPCRL_SGLANG_PYTHON={named} is not there"
+        pytest.skip("no SGLang for the CPU; bash tools/sglang_cpu.sh installs it")
+    return python

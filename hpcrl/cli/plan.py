@@ -23,8 +23,12 @@ MOST_ROWS = 60
 @click.command("plan")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a parameter or field of the recipe.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Plan for so many equal nodes instead of this host.")
-@click.option("--gpus-per-node", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    help="Plan for so many equal nodes instead of this host. A recipe with parameters nodes and gpus_per_node fills them.",
+)
+@click.option("--gpus-per-node", type=click.IntRange(min=0), help="GPUs of a node [0].")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), help="Cores of a node; not checked when left out.")
 @click.option("--memory-per-node", type=float, default=0.0, metavar="GIB", help="Host memory; not checked when left out.")
 @click.option("--gpu-memory", type=float, default=0.0, metavar="GIB", help="Memory of a GPU; not checked when left out.")
@@ -33,7 +37,7 @@ def command(
     recipe: Path,
     sets: tuple[str, ...],
     nodes: int | None,
-    gpus_per_node: int,
+    gpus_per_node: int | None,
     cpus_per_node: int | None,
     memory_per_node: float,
     gpu_memory: float,
@@ -52,13 +56,13 @@ def command(
     if nodes is None and (gpus_per_node or cpus_per_node or memory_per_node or gpu_memory):
         raise click.UsageError("what a node has goes with --nodes; without it the plan is for this host")
     try:
-        built = build_recipe(recipe, sets)
+        built = build_recipe(recipe, sets, size={"nodes": nodes, "gpus_per_node": gpus_per_node})
         if nodes is None:
             allocation = local_allocation()
         else:
             allocation = Allocation.uniform(
                 nodes=nodes,
-                gpus_per_node=gpus_per_node,
+                gpus_per_node=gpus_per_node or 0,
                 cpus=cpus_per_node or 1,
                 memory_gib=memory_per_node,
                 gpu_memory_gib=gpu_memory,

@@ -17,6 +17,7 @@ from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.standing import joined_in_words
 from hpcrl.launch.survey import Surveyed, survey
 from hpcrl.run.directory import RunDirectory
+from hpcrl.tracking.handovers import HandoverSummary
 from hpcrl.tracking.overview import Overview, ProcessState, Watcher
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def render(view: Overview, where: Places | None = None) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         cells[1] = _colored(cells[1], row[1])
         lines.append("  ".join(cells).rstrip())
+    if view.handovers:
+        lines += ["", *map(_handover, view.handovers)]
     if view.failure is not None:
         lines += ["", *_failure(view.failure)]
     return "\n".join(lines)
@@ -180,6 +183,14 @@ def _row(item: ProcessState, where: Places) -> tuple[str, ...]:
     heard = "" if item.age_s is None else f"{duration(item.age_s)} ago"
     node, gpus = where.get(item.process, ("", ""))
     return item.process, item.state, doing, heard, node or item.host or "", gpus
+
+
+def _handover(item: HandoverSummary) -> str:
+    parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in item.parts.items())
+    return (
+        f"ring {item.ring}: {item.giver} to {item.taker} {item.seconds:.3f} s ({parts}), "
+        f"{item.freed_bytes / (1 << 20):,.1f} MiB let go of; {item.count} times"
+    )
 
 
 def _failure(item: ProcessState) -> list[str]:

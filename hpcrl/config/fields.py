@@ -19,7 +19,11 @@ class Found:
 
 
 def find(root: Any, path: tuple[str, ...]) -> Found | None:
-    """What is at a path, or None. An item of a tuple goes by its ``name``, else by its index."""
+    """What is at a path, or None. An item of a tuple goes by its ``name``, else by its index.
+
+    Where a field may hold settings and holds None, their fields are there all the same, with the default values: to set one of
+    them asks for the settings.
+    """
     found = Found(root, type(root))
     for key in path:
         step = _step(found, key)
@@ -44,7 +48,10 @@ def replaced(root: Any, path: tuple[str, ...], value: Any) -> Any:
         index = _index(root, key)
         items = [replaced(item, rest, value) if place == index else item for place, item in enumerate(root)]
         return items if isinstance(root, list) else tuple(items)
-    return dataclasses.replace(root, **{key: replaced(getattr(root, key), rest, value)})
+    held = getattr(root, key)
+    if held is None and rest:
+        held = _default(hints(type(root))[key])  # type: ignore[arg-type]
+    return dataclasses.replace(root, **{key: replaced(held, rest, value)})
 
 
 def leaves(root: Any) -> Iterator[tuple[str, ...]]:
@@ -68,8 +75,18 @@ def hints(kind: type) -> Mapping[str, Any]:
     return {name: held.get(name, Any) for name in names}
 
 
+def _default(kind: Any) -> Any:
+    """Of a type that is None or a dataclass all of whose fields have defaults; else None."""
+    for option in typing.get_args(kind):
+        if dataclasses.is_dataclass(option) and isinstance(option, type):
+            needed = (field for field in dataclasses.fields(option) if field.init)
+            if not any(field.default is field.default_factory is dataclasses.MISSING for field in needed):
+                return option()
+    return None
+
+
 def _step(found: Found, key: str) -> Found | None:
-    value = found.value
+    value = _default(found.kind) if found.value is None else found.value
     if isinstance(value, Mapping):
         kinds = typing.get_args(found.kind)
         kind = kinds[1] if len(kinds) == 2 else Any

@@ -20,11 +20,13 @@ from hpcrl.recipe import Recipe
 from hpcrl.run.errors import CheckFailed
 
 
-def build_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
+def build_recipe(path: Path, sets: Sequence[str] = (), *, size: Mapping[str, int | None] | None = None) -> Recipe:
     """Import a recipe file, call its ``recipe()`` and override fields of the result.
 
     Args:
         sets: ``name=value`` each.
+        size: what the command line says of the cluster, ``nodes`` and ``gpus_per_node``: for parameters of that name, if
+            ``sets`` does not give them, so that a recipe can fill what it gets. None = it does not say.
 
     Raises:
         CheckFailed: every bad override, a required parameter that is not given, an exception inside the recipe.
@@ -39,6 +41,9 @@ def build_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
             _parse_into(arguments, name, text, kinds[name], problems)
         else:
             rest[name] = text
+    for name, value in (size or {}).items():
+        if value is not None and name in kinds:
+            arguments.setdefault(name, value)
     recipe = _call(module, path, arguments, set(assignments), problems)
     if recipe is not None:
         recipe = override_fields(recipe, rest, kinds, problems)

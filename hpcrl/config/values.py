@@ -18,7 +18,8 @@ def is_supported(kind: Any) -> bool:
     if origin is Literal:
         return True
     if _is_union(kind):
-        return all(item is types.NoneType or is_supported(item) for item in arguments)
+        # ``none`` can be said whatever the alternative is.
+        return types.NoneType in arguments or all(is_supported(item) for item in arguments)
     if origin in (tuple, list, Sequence):
         items = [item for item in arguments if item is not Ellipsis]
         return bool(items) and all(_is_scalar(item) for item in items)

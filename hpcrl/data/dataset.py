@@ -1,7 +1,7 @@
 """Prompts with their answers: settings that stand in a recipe, and what they open to.
 
 A dataset is a frozen dataclass of plain settings that derives from :class:`Dataset`; :meth:`Dataset.open` gives its items.
-One's own dataset is made the same way as the ones here and in :mod:`hpcrl.data.jsonlines` and
+One's own dataset is made the same way as the ones here and in :mod:`hpcrl.data.records` and
 :mod:`hpcrl.data.procedural`.
 """
 

@@ -10,6 +10,9 @@ from typing import Any
 from hpcrl.data.gym_tasks import registry_with
 from hpcrl.data.rewards import Unparseable
 
+# A final answer is shorter, and what a person's patience ends at is longer.
+_ANSWER_CHARACTERS = 4096
+_BOX = "\\boxed"
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -42,6 +45,9 @@ def reasoning_gym_score(response: str, item: dict[str, Any]) -> float:
 def math_verify(response: str, item: dict[str, Any]) -> float:
     """1 if math-verify finds the response's final expression equal to the answer, else 0.
 
+    It looks at the last box, or where there is none at the end of the response. Whatever a response makes it do, such as to
+    raise a number to one of a million digits, is bounded by the time and memory of the worker that this runs in.
+
     Raises:
         Unparseable: no expression is found in the response.
         ValueError: none is found in the item's answer.
@@ -49,7 +55,7 @@ def math_verify(response: str, item: dict[str, Any]) -> float:
     from math_verify import parse, verify
 
     # Its own time limits use signals; the worker that this runs in has one for the whole sample.
-    given = parse(response, parsing_timeout=None)
+    given = parse(_last_part(response), parsing_timeout=None)
     if not given:
         raise Unparseable
     answer = item["answer"]
@@ -57,6 +63,11 @@ def math_verify(response: str, item: dict[str, Any]) -> float:
     if not wanted:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r} of {item['source']}")
     return float(verify(wanted, given, timeout_seconds=None))
+
+
+def _last_part(response: str) -> str:
+    box = response.rfind(_BOX)
+    return response[-_ANSWER_CHARACTERS:] if box < 0 else response[box : box + _ANSWER_CHARACTERS]
 
 
 def _decimal(text: str) -> Decimal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 from collections.abc import Sequence
@@ -25,12 +26,15 @@ class GradingLimits:
     Attributes:
         workers: processes.
         sample_s: time limit of one sample [s]; the worker that exceeds it is killed.
+        memory_gib: of a worker's own data [GiB]; a function that wants more gets a MemoryError instead of the node's memory.
+            0 = no limit.
         samples_per_worker: a worker is replaced after so many, which bounds what a leak can take.
         right_from: the least reward that counts as right.
     """
 
     workers: int = 1
     sample_s: float = 10.0
+    memory_gib: float = 8.0
     samples_per_worker: int = 5000
     right_from: float = 1.0
 
@@ -50,7 +54,7 @@ class GradingPool:
             max_workers=limits.workers,
             max_tasks=limits.samples_per_worker,
             initializer=_prepare,
-            initargs=(reward,),
+            initargs=(reward, int(limits.memory_gib * (1 << 30))),
             context=multiprocessing.get_context("forkserver"),
         )
 
@@ -96,7 +100,10 @@ def _load(reward: str) -> RewardFunction:
     return load_reward(reward)
 
 
-def _prepare(reward: str) -> None:
+def _prepare(reward: str, memory_bytes: int) -> None:
+    if memory_bytes:
+        # Unlike the address space, this leaves out what is only reserved.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     threading.Thread(target=_end_with_owner, name="owner watch", daemon=True).start()
     # A failure is told with the first sample; a worker that failed to start would be started again for ever.
     with suppress(CheckFailed):

@@ -17,7 +17,7 @@ from hpcrl.plan.plan import Plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords
-from hpcrl.supervise.children import tail
+from hpcrl.run.tail import tail
 from hpcrl.supervise.verdict import IDLE_ATTEMPTS, is_stuck
 from hpcrl.tracking.progress import Progress
 from hpcrl.tracking.report import write_report

@@ -116,6 +116,10 @@ class Prepared:
         return render_all(self.layout, self.site, self.facts(run_id))
 
 
+def _size(asked: Asked) -> dict[str, int | None]:
+    return {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """A run whose job is queued; ``joined`` holds the jobs of components that join it."""
@@ -139,7 +143,7 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
         cluster = _Cluster(slurm, pool, order.after)
         problems = _order_problems(order)
         site = _try(lambda: find_site(order.site), problems)
-        recipe = _try(lambda: build_recipe(order.recipe, order.sets), problems)
+        recipe = _try(lambda: build_recipe(order.recipe, order.sets, size=_size(order.asked)), problems)
         path = order.run_dir or root_for_new(site) / _folder(order, recipe)
         path = path.absolute()
         layout: Layout | None = None

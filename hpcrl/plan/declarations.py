@@ -96,6 +96,29 @@ def one_ring(ring: ColocationRing, recipe: Recipe) -> list[str]:
             for name, need in needs.items()
         )
         problems.append(f"its members must need the same number of GPUs in all: {listed}")
+    return problems + (_token_problems(ring, recipe) if ring.fallback else [])
+
+
+def _token_problems(ring: ColocationRing, recipe: Recipe) -> list[str]:
+    problems = []
+    if ring.fallback not in ring.members:
+        problems.append(f"fallback {ring.fallback!r} is no member; {nearest(ring.fallback, ring.members)}")
+    for name in dict.fromkeys(ring.members):
+        role = recipe.groups[name].role if name in recipe.groups else None
+        if not isinstance(role, Role):
+            continue
+        kind = type(role).__name__
+        if name == ring.fallback and not role.gives_way:
+            problems.append(f"{name} cannot be the fallback: {kind} does not let go when another member asks (gives_way)")
+        if name != ring.fallback and not role.takes_turns:
+            problems.append(
+                f"member {name} never asks for the token: {kind} must take its turns by hpcrl.roles.turns and say so "
+                "(takes_turns = True)" + (", or be the fallback" if role.gives_way else "")
+            )
+    if not ring.rest_gib >= 0:
+        problems.append(f"rest_gib is {ring.rest_gib}; it must be at least 0")
+    if not ring.let_go_s > 0:
+        problems.append(f"let_go_s is {ring.let_go_s}; it must be above 0 seconds")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""What must be placed: units, each a group by itself or a ring whose members share the same GPUs or cores in turn."""
+"""What must be placed: units, each a group by itself or a ring whose members share the same GPUs or cores."""
 
 from __future__ import annotations
 
@@ -41,10 +41,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Unit:
-    """Groups that are placed together, in the order of their names; a lone group is a unit of one."""
+    """Groups that are placed together, in the order of their names; a lone group is a unit of one.
+
+    Attributes:
+        rest_gib: what a member that does not have the ring's token keeps on each card [GiB]; None = there is no token.
+    """
 
     name: str
     members: tuple[Member, ...]
+    rest_gib: float | None = None
 
     @cached_property
     def gpus(self) -> int:
@@ -53,8 +58,11 @@ class Unit:
 
     @cached_property
     def gpu_gib(self) -> float:
-        """Watermark on each card [GiB]. Members take turns on a card, so the largest counts."""
-        return max(member.gpu_gib for member in self.members)
+        """Watermark on each card [GiB]: of the largest member and what the others keep, or without a token of all together."""
+        if self.rest_gib is None:
+            return sum(member.gpu_gib for member in self.members)
+        largest = max(member.gpu_gib for member in self.members)
+        return largest + (len(self.members) - 1) * self.rest_gib if largest else 0.0
 
     @cached_property
     def chunk(self) -> int:
@@ -86,7 +94,7 @@ def units_of(recipe: Recipe) -> tuple[list[Unit], list[Unit]]:
     for ring in sorted(recipe.rings, key=lambda ring: ring.name):
         inside = [left.pop(name) for name in sorted(set(ring.members)) if name in left]
         if not one_ring(ring, recipe) and len(inside) == len(ring.members):
-            units.append(Unit(ring.name, tuple(inside)))
+            units.append(Unit(ring.name, tuple(inside), ring.rest_gib if ring.fallback else None))
     units += [Unit(member.name, (member,)) for member in left.values()]
     with_gpus = [unit for unit in units if unit.gpus]
     without = [unit for unit in units if not unit.gpus]

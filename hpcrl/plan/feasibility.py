@@ -71,13 +71,29 @@ def _gpu_unit_problems(unit: Unit, allocation: Allocation) -> list[str]:
     known = [node.gpu_memory_gib for node in nodes]
     if known and all(known) and unit.gpu_gib > max(known):
         problems.append(
-            f"{unit_name(unit)}: gpu_memory_gib is {unit.gpu_gib:g} and the largest GPU has {max(known):g} GiB; "
-            "use more GPUs for each replica, or a smaller model or batch"
+            f"{unit_name(unit)}: gpu_memory_gib is {_gpu_sum(unit)} and the largest GPU has {max(known):g} GiB; "
+            + (
+                "have its members take turns (a ring with a fallback), "
+                if len(unit.members) > 1 and unit.rest_gib is None
+                else ""
+            )
+            + "use more GPUs for each replica, or a smaller model or batch"
         )
     if sizes:
         chunk = sizes[-1]
         problems += _node_problems(unit, unit.cores(chunk), unit_gib(unit, chunk), nodes, allocation.cpus_shared)
     return problems
+
+
+def _gpu_sum(unit: Unit) -> str:
+    """The watermark of a card, and what it is made of."""
+    if len(unit.members) == 1:
+        return f"{unit.gpu_gib:g}"
+    if unit.rest_gib is None:
+        return f"{unit.gpu_gib:g} together (" + ", ".join(f"{member.name} {member.gpu_gib:g}" for member in unit.members) + ")"
+    largest = max(unit.members, key=lambda member: member.gpu_gib)
+    others = len(unit.members) - 1
+    return f"{unit.gpu_gib:g} ({largest.name} {largest.gpu_gib:g}, and {unit.rest_gib:g} that each of {others} others keeps)"
 
 
 def _too_wide(unit: Unit, most: int) -> str:

@@ -54,17 +54,23 @@ class StepCollector(Generic[T]):
             raise ValueError(f"prompt {prompt} came twice")
         self._ready[prompt] = group
 
-    def take(self, step: int, *, ended: bool = False) -> list[T] | None:
+    def take(self, step: int, *, ended: bool = False, part: int = 0, parts: int = 1) -> list[T] | None:
         """The groups of a step in prompt order, or None while some must be waited for.
+
+        A step may be taken in parts of about equal size, 0 first: each once it has its number of groups, and once those that
+        the step must not end without and that are not here yet fit into its later parts.
 
         Args:
             ended: nothing more will come, so the last step takes what there is; an empty list when nothing is left.
         """
         due = (step - self._lateness + 1) * self._size
-        complete = all(k in self._ready or k in self._taken for k in range(self._taken_below, due))
-        if not ended and not (complete and len(self._ready) >= self._size):
+        size = self._size * (part + 1) // parts - self._size * part // parts
+        late = sum(k not in self._ready and k not in self._taken for k in range(self._taken_below, due))
+        chosen = sorted(self._ready)[:size]
+        behind = sum(k < due for k in self._ready) - sum(k < due for k in chosen)
+        room = self._size - self._size * (part + 1) // parts
+        if not ended and (len(chosen) < size or late + behind > room):
             return None
-        chosen = sorted(self._ready)[: self._size]
         self._taken.update(chosen)
         while self._taken_below in self._taken:
             self._taken.remove(self._taken_below)

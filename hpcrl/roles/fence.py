@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcrl.checkpoint.publish.layout import WeightsError
 from hpcrl.checkpoint.publish.node import NodeWeights
-from hpcrl.engines.client import EngineClient, EngineError
+from hpcrl.engines.client import EngineClient, EngineError, EngineUnavailable
 from hpcrl.roles.feedback import NOT_SERVING, POLICY, SERVED
 from hpcrl.roles.receiving import Receiving
-from hpcrl.run.errors import DeadlineExceeded, RoleFailed
+from hpcrl.roles.shared_engine import SharedEngine
+from hpcrl.roles.turns import Turns
+from hpcrl.run.errors import DeadlineExceeded, RoleFailed, RoleLost
 from hpcrl.run.failpoints import reach
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class VersionFence:
         node: the weights of this node.
         receiving: the way to try first, if that is not what was published.
         pause: see :class:`hpcrl.roles.inference.Inference`.
+        watch: called again and again while nothing is to be done; raises if the engine has ended.
+        turns: of the engine's group, which has its turn now.
     """
 
     def __init__(
@@ -54,29 +58,41 @@ class VersionFence:
         receiving: Receiving | None = None,
         *,
         pause: Literal["abort", "retract", "in_place"],
+        watch: Callable[[], None] = lambda: None,
+        turns: Turns | None = None,
     ) -> None:
         self._context, self._engine, self._node, self._pause = context, engine, node, pause
-        self._receiving = receiving
+        self._receiving, self._watch = receiving, watch
+        self._shared = SharedEngine(context, engine, turns or Turns(context), watch)
 
     def follow(self) -> None:
         """Switch to each newest version as it is announced, and announce that it is served, until stopped.
 
         Raises:
-            RoleFailed: a version could not be loaded, nor after that the newest one from a fresh base.
+            RoleFailed: a version could not be loaded, nor after that the newest one from a fresh base; or the engine ended.
             Stopped, DeadlineExceeded: as the context's waits.
         """
+        try:
+            self._follow()
+        except RoleLost:
+            # While it is started again nobody is to ask it.
+            self._context.queue.announce(SERVED, {"version": NOT_SERVING, "url": self._engine.url})
+            raise
+
+    def _follow(self) -> None:
         context, version = self._context, -1
         while True:
             context.phase("serve", step=max(version, 0))
-            policy = context.wait_feedback(POLICY, partial(_newer, than=version), f"a policy version after {version}")
+            policy = self._shared.next_policy(version, self._newer)
             context.phase("update", step=int(policy["version"]))
             started, read = time.monotonic(), self._node.reads.bytes
             loaded = self._switch(policy)
-            version = loaded.version
+            version, seconds = loaded.version, time.monotonic() - started
+            self._shared.loaded(seconds)
             context.journal.write(
                 "served",
                 version=version,
-                load_s=time.monotonic() - started,
+                load_s=seconds,
                 hash=loaded.hash,
                 way=loaded.way,
                 read_bytes=self._node.reads.bytes - read,
@@ -88,15 +104,18 @@ class VersionFence:
         try:
             return self._load(policy)
         except _FAILURES as error:
+            self._watch()
             log.warning("version %s was not loaded: %s; no request comes here until a whole one is", policy["version"], error)
             context.queue.announce(SERVED, {"version": NOT_SERVING, "url": self._engine.url})
             context.journal.write("unserved", version=policy["version"], error=str(error))
         self._node.distrust()
-        newest = context.wait_feedback(POLICY, partial(_newer, than=-1), "the newest policy version")
+        newest = context.wait_feedback(POLICY, partial(self._newer, than=-1), "the newest policy version")
         try:
             return self._load(newest, published=True)
         except _FAILURES as error:
-            raise RoleFailed(
+            self._watch()
+            # One that does not answer any more may do so once it is started again.
+            raise (RoleLost if isinstance(error, EngineUnavailable) else RoleFailed)(
                 f"{who}: version {newest['version']} could not be loaded even from a fresh base: {error}",
                 read=context.attempt.log(who),
                 do="the next attempt publishes a base anew: resume the run",
@@ -114,7 +133,7 @@ class VersionFence:
         """
         engine = self._engine
         info = engine.model_info()
-        if info.version == policy["version"] and info.weight_hash == policy["hash"]:
+        if not self._shared.blank and info.version == policy["version"] and info.weight_hash == policy["hash"]:
             engine.continue_()
             return _Loaded(info.version, info.weight_hash, "none")
         if self._receiving is not None and not published and (taken := self._receiving.take(policy)) is not None:
@@ -123,15 +142,13 @@ class VersionFence:
         with self._node.bring(int(policy["version"]), policy["hash"]) as brought:
             reach("update.begin", brought.path)
             engine.pause(self._pause)
-            update = engine.update_weights_from_disk(
-                brought.path, brought.version, flush_cache=self._pause != "in_place", expect_hash=brought.hash
-            )
+            update = engine.update_weights_from_disk(brought.path, brought.version, expect_hash=brought.hash)
         # Only a version that was loaded whole goes on.
         engine.continue_()
         reach("update.done")
         return _Loaded(brought.version, update.weight_hash, "disk")
 
-
-def _newer(newest: Mapping[str, Mapping[str, Any]], than: int) -> Mapping[str, Any] | None:
-    policies = [policy for policy in newest.values() if policy["version"] > than]
-    return max(policies, key=lambda policy: int(policy["version"]), default=None)
+    def _newer(self, newest: Mapping[str, Mapping[str, Any]], than: int) -> Mapping[str, Any] | None:
+        self._watch()
+        policies = [policy for policy in newest.values() if policy["version"] > than]
+        return max(policies, key=lambda policy: int(policy["version"]), default=None)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hpcrl.engines.client import EngineClient, EngineRefused, EngineUnavailable
-from hpcrl.engines.completion import Completion, Sampling
+from hpcrl.engines.client import EngineClient, EngineError, EngineRefused, EngineUnavailable
+from hpcrl.engines.completion import Completion, Sampling, sample_seed
 from hpcrl.roles.producer import EngineFailed
 from hpcrl.roles.prompting import Answer, Prompt
 from hpcrl.roles.replicas import Engine
@@ -27,6 +29,10 @@ _LOOKS = 3
 _LOOK_S = 1.0
 _LOOK_DEADLINE_S = 5.0
 _STOP_S = 0.1
+# Samples that get no token in so many requests in a row are not cut short by accident.
+_TRIES = 3
+_MOST_THREADS = 256
+T = TypeVar("T")
 
 
 class HttpGenerate:
@@ -39,6 +45,8 @@ class HttpGenerate:
         self._context, self._sampling = context, sampling
         self._lock = threading.Lock()
         self._clients: dict[str, EngineClient] = {}
+        # One for each sample's request that goes on; no more than requests are under way.
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="go-on")
 
     def __call__(self, engine: Engine, prompts: Sequence[Prompt], stop: StopFlag) -> list[list[Answer]]:
         """Answers of each prompt.
@@ -58,7 +66,7 @@ class HttpGenerate:
             seconds=recipe.limits.wait_s,
         )
         try:
-            completions = self._watch(engine, client, future, stop)
+            completions = self._whole(engine, client, prompts, self._watch(engine, client, future, stop), stop)
         except EngineUnavailable as error:
             raise EngineFailed(str(error)) from error
         except EngineRefused as error:
@@ -77,6 +85,7 @@ class HttpGenerate:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for client in self._clients.values():
             client.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _client(self, engine: Engine) -> EngineClient:
         with self._lock:
@@ -84,9 +93,38 @@ class HttpGenerate:
                 self._clients[engine.url] = EngineClient(engine.url, key=self._context.key, call_s=_LOOK_DEADLINE_S)
             return self._clients[engine.url]
 
-    def _watch(
-        self, engine: Engine, client: EngineClient, future: Future[list[list[Completion]]], stop: StopFlag
+    def _whole(
+        self,
+        engine: Engine,
+        client: EngineClient,
+        prompts: Sequence[Prompt],
+        completions: list[list[Completion]],
+        stop: StopFlag,
     ) -> list[list[Completion]]:
+        """Go on with what was cut short, as by an engine that lets go of its memory; the tokens that were made stay."""
+        recipe, each = self._context.recipe, self._context.recipe.schedule.samples_per_prompt
+        flat, tries = [completion for of_prompt in completions for completion in of_prompt], 0
+        while tries < _TRIES and any(completion.finish_reason == "abort" for completion in flat):
+            rid, made = uuid.uuid4().hex, sum(len(completion.tokens) for completion in flat)
+            future = self._threads.submit(
+                client.finish,
+                [prompt.ids.tolist() for prompt in prompts for _ in range(each)],
+                flat,
+                self._sampling,
+                seeds=[sample_seed(prompt_seed(recipe.seed, prompt.number), i) for prompt in prompts for i in range(each)],
+                seconds=recipe.limits.wait_s,
+                rid=rid,
+            )
+            try:
+                flat = self._watch(engine, client, future, stop)
+            except BaseException:
+                with suppress(EngineError):
+                    client.abort(rid)
+                raise
+            tries = tries + 1 if sum(len(completion.tokens) for completion in flat) == made else 0
+        return [flat[start : start + each] for start in range(0, len(flat), each)]
+
+    def _watch(self, engine: Engine, client: EngineClient, future: Future[T], stop: StopFlag) -> T:
         missed, look_at = 0, time.monotonic() + _LOOK_S
         while not wait([future], timeout=_STOP_S).done:
             if stop.is_set():

@@ -1,26 +1,26 @@
 """Inference: an engine behind HTTP, kept at the newest policy version.
 
-The role starts an engine that speaks SGLang's routes, follows the trainer's announcements on ``policy`` and, once the
-engine runs a version, announces that on ``served`` with the engine's address. A version that did not load whole is never
-announced, so no request is routed to it. All engines of a node load from the node's memory, which one of them fills.
+The role starts an engine that speaks SGLang's routes (the embedded one, or SGLang itself), follows the trainer's announcements
+on ``policy`` and, once the engine runs a version, announces that on ``served`` with the engine's address. A version that did
+not load whole is never announced, so no request is routed to it. All engines of a node load from the node's memory, which one
+of them fills.
 """
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcrl.data.models import model_problems, resolve_model
+from hpcrl.engines.sglang.settings import Sglang
 from hpcrl.recipe import Recipe, Role
 from hpcrl.roles.feedback import POLICY, SERVED
+from hpcrl.roles.turns import Turns, token_ring
 from hpcrl.run.errors import CheckFailed
 
 if TYPE_CHECKING:
     from hpcrl.roles.context import RoleContext
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,16 @@ class Inference(Role):
         max_context: longest prompt plus response [tokens].
         pause: what happens to requests under way while weights change: they end with what they have (abort), are computed
             again from their tokens (retract), or go on with their cache (in_place).
-        chunk_tokens: tokens generated between two looks at new requests, aborts and pauses.
+        chunk_tokens: tokens that the embedded engine generates between two looks at new requests, aborts and pauses.
         transport: how weights come: from the run's file system (disk), from the shared memory of a node that the whole trainer
             is on too (memory), by a broadcast of torch.distributed into the running engine (distributed), as published files
             over an encrypted connection (tcp), or by memory where it can be and else from the disk (auto). Whatever goes wrong
             on another way, the version is taken from the disk.
+        sglang: serve by SGLang, so set up; None is the embedded engine. ``--set inference.sglang.python=…`` asks for it too.
     """
 
     service: ClassVar[bool] = True
+    gives_way: ClassVar[bool] = True
 
     model: str
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -48,6 +50,7 @@ class Inference(Role):
     pause: Literal["abort", "retract", "in_place"] = "in_place"
     chunk_tokens: int = 8
     transport: Literal["auto", "disk", "memory", "distributed", "tcp"] = "disk"
+    sglang: Sglang | None = None
 
     def listens(self) -> tuple[str, ...]:
         """The trainer's announcements."""
@@ -58,43 +61,62 @@ class Inference(Role):
         return (SERVED,)
 
     def check(self, recipe: Recipe) -> list[str]:
-        """The model is there and its vocabulary is the tokenizer's."""
-        try:
-            return model_problems(resolve_model(self.model))
-        except CheckFailed as failed:
-            return list(failed.problems)
+        """The model is there and its vocabulary is the tokenizer's; SGLang is there where it is asked for."""
+        problems = self._ring_problems(recipe)
+        for look in (self._model_problems, self._sglang_problems):
+            try:
+                problems += look()
+            except CheckFailed as failed:
+                problems += failed.problems
+        return problems
 
     def run(self, context: RoleContext) -> None:
         """Serve until stopped, switching to each newest version as it is announced."""
         from hpcrl.checkpoint.publish.node import NodeWeights
         from hpcrl.dataplane.shm.folders import kept_folder
-        from hpcrl.engines.client import EngineClient
-        from hpcrl.engines.embedded.server import EmbeddedServer
-        from hpcrl.engines.embedded.settings import EngineSettings
+        from hpcrl.roles.engine import serving
         from hpcrl.roles.fence import VersionFence
         from hpcrl.roles.receiving import Receiving
 
-        identity = context.identity
-        settings = EngineSettings(
-            model_path=resolve_model(self.model),
-            dtype=self.dtype,
-            device=f"cuda:{identity.gpus[0]}" if identity.gpus else "cpu",
-            threads=identity.cpus,
-            max_context=self.max_context,
-            chunk_tokens=self.chunk_tokens,
-            seed=context.recipe.seed,
-            # Only lock-step repeats as a whole, and there a batch is one request.
-            repeatable=context.recipe.schedule.window == 1,
-        )
+        turns = Turns(context)
+        turns.take()
         context.phase("load")
-        server = EmbeddedServer(settings, address=identity.address, port=identity.ports[0], api_key=context.key)
-        url = server.start()
-        log.info("engine listens at %s", url)
         limits, attempt = context.recipe.limits, context.attempt
-        try:
-            with kept_folder(attempt) as folder, EngineClient(url, key=context.key, call_s=limits.call_s) as engine:
-                node = NodeWeights(folder / "weights", attempt.run.weights, wait_s=limits.call_s, stop=context.stop)
-                with closing(Receiving(context, engine, folder, pause=self.pause)) as receiving:
-                    VersionFence(context, engine, node, receiving, pause=self.pause).follow()
-        finally:
-            server.stop()
+        with kept_folder(attempt) as folder, serving(self, context, folder) as engine:
+            node = NodeWeights(folder / "weights", attempt.run.weights, wait_s=limits.call_s, stop=context.stop)
+            with closing(Receiving(context, engine.client, folder, pause=self.pause)) as receiving:
+                fence = VersionFence(context, engine.client, node, receiving, pause=self.pause, watch=engine.watch, turns=turns)
+                fence.follow()
+
+    def _ring_problems(self, recipe: Recipe) -> list[str]:
+        wrong: list[str] = []
+        for name, group in recipe.groups.items():
+            ring = token_ring(recipe, name) if group.role is self else None
+            if ring is None:
+                continue
+            senders = [one for one in ring.members if one in recipe.groups and POLICY in recipe.groups[one].role.announces()]
+            if self.transport == "distributed" and senders:
+                wrong.append(
+                    f"in ring {ring.name}, {name} has no memory while {senders[0]} sends it weights by distributed; set its "
+                    "transport to disk, memory or auto"
+                )
+            if self.sglang is None:
+                continue
+            if not group.resources.gpus:
+                wrong.append(f"in ring {ring.name}, {name} must let go of its memory, which SGLang can on GPUs only")
+            elif not self.sglang.memory_saver:
+                wrong.append(f"in ring {ring.name}, {name} must let go of its memory: --set {name}.sglang.memory_saver=true")
+        return wrong
+
+    def _model_problems(self) -> list[str]:
+        return model_problems(resolve_model(self.model))
+
+    def _sglang_problems(self) -> list[str]:
+        if self.sglang is None:
+            return []
+        from hpcrl.engines.sglang.interpreter import check_interpreter
+
+        problems = self.sglang.problems()
+        if not problems:
+            check_interpreter(self.sglang, self.pause)
+        return problems

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 
 class Publishing:
-    """One rank of the trainer. To make one is a collective of all ranks, and so are its calls."""
+    """One rank of the trainer. To make one is a collective of all ranks, and so are its calls.
+
+    Attributes:
+        announced: on rank 0, what was said of the newest version; None before the first.
+    """
 
     def __init__(self, settings: Trainer, context: RoleContext, engine: TitanTrainer) -> None:
         self._settings, self._context, self._engine = settings, context, engine
         self._folder = context.attempt.run.weights
+        self.announced: dict[str, Any] | None = None
         specs = engine.hf_specs()
         self._publisher = Publisher(
             self._folder,
@@ -62,7 +67,8 @@ class Publishing:
     def _announce(self, published: Version, announcement: Mapping[str, Any]) -> None:
         queue, number = self._context.queue, published.version
         path = str(version_path(self._folder, number))
-        queue.announce(POLICY, {"version": number, "path": path, "hash": published.hash, **announcement})
+        self.announced = {"version": number, "path": path, "hash": published.hash, **announcement}
+        queue.announce(POLICY, self.announced)
         # An engine may be loading any version newer than the one it serves.
         oldest = min((item.value["version"] for item in queue.newest(SERVED).values()), default=0)
         in_use = [version for version in self._publisher.known if version >= oldest]

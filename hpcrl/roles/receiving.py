@@ -95,8 +95,7 @@ class _Loads:
 
     def load(self, folder: Path, version: int, hash: str) -> Taken:
         self._engine.pause(self._pause)
-        flush = self._pause != "in_place"
-        update = self._engine.update_weights_from_disk(folder, version, flush_cache=flush, expect_hash=hash)
+        update = self._engine.update_weights_from_disk(folder, version, expect_hash=hash)
         return Taken(version, update.weight_hash)
 
     def close(self) -> None:
@@ -157,9 +156,9 @@ class _FromPeers:
         if self._update is None:
             return None
         self._engine.pause(self._pause)
-        version, flush = int(policy["version"]), self._pause != "in_place"
+        version = int(policy["version"])
         try:
-            update = self._update.update(version, expect_hash=policy["hash"], flush_cache=flush, seconds=self._seconds)
+            update = self._update.update(version, expect_hash=policy["hash"], seconds=self._seconds)
         except EngineError:
             self._leave()
             raise

@@ -35,6 +35,7 @@ class Reward(Role):
         function: ``package.module:function`` or ``path/to/file.py:function``, see :mod:`hpcrl.data.rewards`.
         workers: processes that grade; 0 takes one for each core of the role.
         sample_s: time limit of one sample [s].
+        memory_gib: the most memory of one worker [GiB]; 0 = no limit. Beyond it a sample fails instead of the node.
         right_from: the least reward that counts as right in the outcomes.
         samples_per_worker: a worker process is replaced after so many samples.
         blocks: blocks graded at a time.
@@ -43,6 +44,7 @@ class Reward(Role):
     function: str
     workers: int = 0
     sample_s: float = 10.0
+    memory_gib: float = 8.0
     right_from: float = 1.0
     samples_per_worker: int = 5000
     blocks: int = 16
@@ -59,10 +61,10 @@ class Reward(Role):
     def check(self, recipe: Recipe) -> list[str]:
         """The function can be imported and the limits make sense."""
         problems = []
-        if self.sample_s <= 0 or self.workers < 0 or self.samples_per_worker < 1 or self.blocks < 1:
+        if self.sample_s <= 0 or self.workers < 0 or self.memory_gib < 0 or self.samples_per_worker < 1 or self.blocks < 1:
             problems.append(
-                f"reward limits must be positive: sample_s {self.sample_s}, workers {self.workers}, "
-                f"samples_per_worker {self.samples_per_worker}, blocks {self.blocks}"
+                f"reward limits must be positive: sample_s {self.sample_s}, workers {self.workers}, memory_gib "
+                f"{self.memory_gib}, samples_per_worker {self.samples_per_worker}, blocks {self.blocks}"
             )
         try:
             load_reward(self.function)
@@ -75,6 +77,7 @@ class Reward(Role):
         limits = GradingLimits(
             workers=self.workers or max(1, context.identity.cpus),
             sample_s=self.sample_s,
+            memory_gib=self.memory_gib,
             samples_per_worker=self.samples_per_worker,
             right_from=self.right_from,
         )

@@ -12,7 +12,9 @@ from hpcrl.engines.titan.settings import TrainerSettings
 from hpcrl.recipe import Reads, Recipe, Role
 from hpcrl.roles.feedback import POLICY, SERVED
 from hpcrl.roles.inference import Inference
+from hpcrl.roles.longest import longest_sample
 from hpcrl.roles.samples import SAMPLES, TRAINED_NAMES
+from hpcrl.roles.turns import Turns, token_ring
 from hpcrl.run.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ class Trainer(TrainerSettings, Role):
     """Trains the policy with GRPO on torchtitan. Its settings are the engine's and these.
 
     Attributes:
+        stream_minibatches: without a pacing window, each of a step's ``minibatches`` is trained as soon as its prompts are
+            there rather than once those of the whole step are; see :mod:`hpcrl.roles.parts`. Each is normalised by itself, as
+            always: with "token" its loss is the sum over its tokens divided by their number. The proximal policy is the one
+            that a mini-batch finds, so that clipping holds nothing back; ``importance_cap`` does. Costs a copy of the state in
+            the host's memory.
         divide_by_std: advantages in units of their group's standard deviation (GRPO), or as they are (Dr. GRPO).
         save_every: steps between saves of the whole trainer state; the end is always saved. 0 saves only that.
         keep_weights: newest published policy versions that stay; older ones stay while an engine serves none newer, and while
@@ -39,7 +46,9 @@ class Trainer(TrainerSettings, Role):
 
     world: ClassVar[bool] = True
     process_per_gpu: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = True
 
+    stream_minibatches: bool = False
     divide_by_std: bool = True
     save_every: int = 0
     keep_weights: int = 2
@@ -75,6 +84,7 @@ class Trainer(TrainerSettings, Role):
             )
         if self.trajectories < -1:
             wrong.append(f"trajectories is {self.trajectories}; it is a number of samples, 0 for none, or -1 for all")
+        wrong += self._stream_problems(recipe)
         wrong += [
             f"group {name} runs in {group.role.dtype} and the trainer publishes in {self.publish_dtype}; make them the same"
             for name, group in recipe.groups.items()
@@ -85,7 +95,12 @@ class Trainer(TrainerSettings, Role):
         except CheckFailed as failed:
             return wrong + list(failed.problems)
         try:
-            read_shape(path, context=self.context)
+            context = read_shape(path, context=self.context).context
+            if (longest := longest_sample(recipe)) > context:
+                wrong.append(
+                    f"engines make samples of up to {longest} tokens (max_context), and the trainer takes {context}; lower the "
+                    "one or raise the other"
+                )
         except ModelError as error:
             wrong.append(str(error))
         return wrong + model_problems(path)
@@ -104,6 +119,26 @@ class Trainer(TrainerSettings, Role):
         # A model on disk has at least two bytes a value, so six times its size bounds three float32 copies.
         return (bases * 5 // 2 + states * 6) * weights + self._trajectories_bytes(recipe)
 
+    def _stream_problems(self, recipe: Recipe) -> list[str]:
+        if not self.stream_minibatches:
+            return []
+        schedule, wrong = recipe.schedule, []
+        if schedule.window is not None:
+            wrong.append(f"stream_minibatches goes without a pacing window, and the schedule has window {schedule.window}")
+        if not 2 <= self.minibatches <= schedule.prompts_per_step:
+            wrong.append(
+                f"stream_minibatches needs from 2 minibatches to one for each of the {schedule.prompts_per_step} prompts of a "
+                f"step, not {self.minibatches}"
+            )
+        rings = (token_ring(recipe, name) for name, group in recipe.groups.items() if group.role is self)
+        wrong += [
+            f"stream_minibatches trains while the rest of a step is generated, and in ring {ring.name} only one of both has "
+            "the GPUs; leave it out, or give the trainer GPUs of its own"
+            for ring in rings
+            if ring is not None
+        ]
+        return wrong
+
     def _trajectories_bytes(self, recipe: Recipe) -> int:
         """Of answers as long as they may become."""
         schedule = recipe.schedule
@@ -118,10 +153,13 @@ class Trainer(TrainerSettings, Role):
         from hpcrl.engines.titan.trainer import TitanTrainer
         from hpcrl.roles.training import Follower, Leader
 
+        turns = Turns(context)
+        turns.take(step=0)
         context.phase("load")
         settings = replace(self, model=str(resolve_model(self.model)))
         engine = TitanTrainer(settings, context.identity)
+        turns.memory = engine.memory
         try:
-            (Leader if context.identity.rank == 0 else Follower)(settings, context, engine).run()
+            (Leader if context.identity.rank == 0 else Follower)(settings, context, engine, turns).run()
         finally:
             engine.close()

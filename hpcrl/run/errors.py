@@ -48,6 +48,12 @@ class RoleFailed(HpcrlError):
         super().__init__(what + (f"; read {os.fspath(read)}" if read else "") + (f"; {do}" if do else ""))
 
 
+class RoleLost(RoleFailed):
+    """What a role's process stands on was killed under it, such as a server that it started. Where the role has a process of
+    its own, that is taken as killed too, and may be started again in place.
+    """
+
+
 def host() -> str:
     """Name of this host as errors and records give it; a Slurm node name where there is one."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

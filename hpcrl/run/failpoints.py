@@ -58,6 +58,7 @@ POINTS = {
     "prune.done": "older saves are gone",
     "restore.begin": "a save was chosen and is about to be checked",
     "restore.checked": "a save was checked and is about to be loaded",
+    "batch.part": "a part of a step's batch is trained, and the step not whole",
     "publish.begin": "a policy version is about to be published, and nothing is made yet",
     "publish.folder": "the version's folder is there and empty",
     "publish.tensor": "a tensor is about to be compared with what was published before",
@@ -78,6 +79,9 @@ POINTS = {
     "transport.tensor": "a tensor is about to be sent to engines",
     "transport.receive": "an engine is about to receive a tensor",
     "transport.chunk": "a piece of a published file is about to be sent to a peer",
+    "ring.granted": "a process has heard that its group has the token of a ring, and has no memory yet",
+    "ring.release": "a process that has the token of a ring is about to let go of its memory",
+    "ring.leave": "its memory is free; the token is about to be handed on",
     "update.done": "an engine has loaded a version that is not announced yet",
 }
 NAMES = tuple(POINTS)

@@ -114,17 +114,6 @@ class Child:
             return
 
 
-def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log file, for an error message; reads at most its last 64 KiB."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - 65_536))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        return f"(log cannot be read: {error.strerror})"
-    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
-
-
 def wait_until_ended(children: list[Child], seconds: float) -> list[Child]:
     """Wait for processes to end; those that still run after ``seconds`` are returned."""
     deadline = time.monotonic() + seconds

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from hpcrl.run.directory import Attempt
 from hpcrl.run.records import DoneRecord, DoneRecords, write_done
-from hpcrl.supervise.children import Child, tail
+from hpcrl.run.tail import tail
+from hpcrl.supervise.children import Child
 from hpcrl.supervise.signals import STOP
 from hpcrl.tracking.journal import Journal
 

@@ -14,6 +14,7 @@ from hpcrl.config.codec import recipe_from_run
 from hpcrl.recipe import Recipe
 from hpcrl.roles.context import RoleContext
 from hpcrl.run.directory import Attempt
+from hpcrl.run.errors import RoleLost
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.linux import die_with_parent
@@ -22,6 +23,8 @@ from hpcrl.supervise.running import run_to_record
 from hpcrl.supervise.signals import STOP, hear
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec
 from hpcrl.tracking.journal import Journal
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
@@ -69,6 +72,9 @@ def _work(spec: ProcessSpec, attempt: Attempt, recipe: Recipe, stop: StopFlag) -
         context.phase("start")
         recipe.groups[identity.group].role.run(context)
         context.phase("end")
+    except RoleLost as lost:
+        log.error("%s ends by SIGKILL: %s", identity.name, lost)
+        os.kill(os.getpid(), signal.SIGKILL)
     finally:
         queue.close()
         journal.close()

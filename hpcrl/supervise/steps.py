@@ -17,7 +17,7 @@ from hpcrl.launch.step import srun_command
 from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import RoleFailed
 from hpcrl.run.rendezvous import Rendezvous
-from hpcrl.supervise.children import tail
+from hpcrl.run.tail import tail
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpcrl.tracking.handovers import Handovers
+
 OUTCOMES = ("right", "wrong", "unparseable", "timeout", "exception")
 # Where a step's seconds went; what step_s holds beyond these is shown as the rest.
-TIME_PARTS = ("wait_s", "train_s", "publish_s")
+TIME_PARTS = ("wait_s", "turn_s", "train_s", "publish_s")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Figures:
     Attributes:
         phases: newest phase of each process.
         served: newest switch of each engine to each version, by (writer, version).
+        handovers: of rings' tokens.
         first_t: time of the earliest record seen, None before the first.
         last_t: time of the newest record seen.
     """
@@ -93,6 +96,7 @@ class Figures:
         self.phases: dict[str, Phase] = {}
         self.served: dict[tuple[str, int], Served] = {}
         self.sampled = Sampled()
+        self.handovers = Handovers()
         self.first_t: float | None = None
         self.last_t: float | None = None
         self._steps: dict[int, StepFigures] = {}
@@ -119,6 +123,8 @@ class Figures:
                 self.phases[writer] = Phase(attempt, str(record.get("name", "?")), step, t or 0.0)
         elif kind == "served":
             self._add_served(attempt, writer, t or 0.0, record)
+        elif kind == "handover":
+            self.handovers.add(attempt, writer, record)
         elif kind == "sampled":
             self.sampled = Sampled(
                 prompts=self.sampled.prompts + (whole(record.get("prompts")) or 0),

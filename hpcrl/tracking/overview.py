@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hpcrl.run.directory import Attempt
 from hpcrl.run.records import DoneRecord, DoneRecords
 from hpcrl.tracking.figures import Figures, Phase, StepFigures
+from hpcrl.tracking.handovers import HandoverSummary
 from hpcrl.tracking.journal import RunJournalReader
 from hpcrl.tracking.state import Ending, by_rank, judge, planned_steps, processes, trained
 
@@ -42,6 +43,10 @@ class ProcessState:
     restarted_t: float | None = None
 
 
+# Fields of an overview that are not plain data by themselves.
+_NESTED = ("last", "processes", "failure", "handovers")
+
+
 @dataclass(frozen=True)
 class Overview:
     """A run at a moment.
@@ -50,6 +55,7 @@ class Overview:
         total: planned steps.
         last: the last step that counts; ``last_age_s`` seconds since then.
         failure: the first process of the attempt that failed.
+        handovers: of rings' tokens.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Overview:
     last_age_s: float | None
     processes: tuple[ProcessState, ...]
     failure: ProcessState | None
+    handovers: tuple[HandoverSummary, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for ``--json``."""
@@ -73,9 +80,10 @@ class Overview:
             "outcomes": dict(self.last.outcomes),
         }
         return {
-            **{name: value for name, value in self.__dict__.items() if name not in ("last", "processes", "failure")},
+            **{name: value for name, value in self.__dict__.items() if name not in _NESTED},
             "last": last,
             "processes": [item.__dict__ for item in self.processes],
+            "handovers": [item.__dict__ for item in self.handovers],
             "failure": None if self.failure is None else self.failure.__dict__,
         }
 
@@ -115,6 +123,7 @@ class Watcher:
             last_age_s=now - steps[-1].t if steps else None,
             processes=tuple(self._states(names, records, now)),
             failure=None if failure is None else self._state(failure.process, records, now),
+            handovers=self._figures.handovers.summaries(),
         )
 
     def _states(self, names: list[str], records: Mapping[str, DoneRecord], now: float) -> list[ProcessState]:

@@ -34,7 +34,13 @@ COLUMNS = (
     ("entropy", "entropy", "{:.3f}"),
     ("step s", "step_s", "{:.2f}"),
 )
-PARTS = {"wait": "waiting for rows", "train": "training", "publish": "publishing weights", "rest": "everything else"}
+PARTS = {
+    "wait": "waiting for rows",
+    "turn": "handing the GPUs on",
+    "train": "training",
+    "publish": "publishing weights",
+    "rest": "everything else",
+}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 # Of the parts of a stacked column; as attributes too, for viewers that give SVG no styles.
 COLORS = {
     "wait": "#f0b429",
+    "turn": "#a65e9a",
     "train": "#2563eb",
     "publish": "#0f9b8e",
     "rest": "#b8c2cc",

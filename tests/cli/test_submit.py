@@ -62,6 +62,7 @@ def test_prompts_are_counted_with_nothing_more(tiny_model: Path, tmp_path: Path)
 
 def test_the_single_gpu_recipe(tiny_model: Path, tmp_path: Path):
     sets = (f"model={tiny_model}", f"data={data_file(tmp_path)}", "max_new_tokens=50", "max_prompt_tokens=200")
+    sets = (*sets, "engine=embedded")
     code, said, imported = dry(tmp_path, RECIPES / "grpo_gsm8k.py", *sets)
     assert code == 1
     assert "train.jsonl:8: prompt of " in said

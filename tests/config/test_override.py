@@ -24,7 +24,14 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Averaging:
+    decay: float = 0.9
+    every: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trainer(Role):
+    averaging: Averaging | None = None
     optimizer: Optimizer = field(default_factory=Optimizer)
     kind: Literal["adamw", "sgd"] = "adamw"
     clip: float | None = None
@@ -110,7 +117,7 @@ def test_any_field_can_be_set(path, item, get, value):
         (["steps=1", "steps=2"], ["--set steps is given twice ('1' and '2')"]),
         (["trainer.gpus=1", "groups.trainer.resources.gpus=2"], ["are the same field, given twice"]),
         (["trainer.clip=-1"], ["--set trainer.clip=-1: clip must be above 0"]),
-        (["steps=2000"], ["RuntimeError: too long", "mine.py:31"]),
+        (["steps=2000"], ["RuntimeError: too long", "mine.py:38"]),
     ],
 )
 def test_a_bad_set_is_refused(path, sets, says):
@@ -140,3 +147,18 @@ def test_a_recipe_that_returns_something_else_is_refused(tmp_path):
     path.write_text("def recipe():\n    return 3\n")
     with pytest.raises(CheckFailed, match="returned a int; it must return"):
         build_recipe(path)
+
+
+def test_settings_that_may_be_none_are_asked_for_by_a_field_of_theirs(path):
+    def averaging(*sets):
+        found = build_recipe(path, sets).groups["trainer"].role.averaging
+        return None if found is None else (found.decay, found.every)
+
+    assert averaging() is None
+    assert averaging("trainer.averaging.every=4") == (0.9, 4)
+    assert averaging("trainer.averaging.every=4", "trainer.averaging.decay=0.5") == (0.5, 4)
+    assert averaging("trainer.averaging=none") is None
+    with pytest.raises(CheckFailed, match="there is no such parameter or field"):
+        averaging("trainer.averaging.evry=4")
+    with pytest.raises(CheckFailed, match=r"expected Averaging \| None"):
+        averaging("trainer.averaging=4")

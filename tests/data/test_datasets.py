@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hpcrl.data.jsonlines import JsonLines
 from hpcrl.data.procedural import ReasoningGym
+from hpcrl.data.records import Records
 from hpcrl.run.errors import CheckFailed
 
 
@@ -17,10 +17,10 @@ def write(path, *records):
 def test_items_of_several_files_in_order(tmp_path):
     first = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "because\n#### 1,002", "level": 3}, "")
     second = write(tmp_path / "b.jsonl", {"question": "2+2?", "answer": 4, "level": 1})
-    opened = JsonLines(paths=(first,), prompt_field="question", answer_after="####", system="Be brief.").open()
+    opened = Records(paths=(first,), prompt_field="question", answer_after="####", system="Be brief.").open()
     assert opened[0].prompt == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"})
     assert (opened[0].answer, opened[0].metadata, opened[0].source) == ("1,002", {"level": 3}, f"{first}:1")
-    both = JsonLines(paths=(first, second), prompt_field="question").open()
+    both = Records(paths=(first, second), prompt_field="question").open()
     assert [item.source for item in (both[0], both[1])] == [f"{first}:1", f"{second}:1"]
     assert json.loads(both[1].record_json()) == {
         "question": "2+2?",
@@ -33,9 +33,9 @@ def test_items_of_several_files_in_order(tmp_path):
 def test_messages_and_plain_text(tmp_path):
     chat = [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]
     path = write(tmp_path / "a.jsonl", {"prompt": chat, "answer": "x"})
-    assert JsonLines(paths=(path,), system="not this").open()[0].prompt == tuple(chat)
+    assert Records(paths=(path,), system="not this").open()[0].prompt == tuple(chat)
     plain = write(tmp_path / "b.jsonl", {"prompt": "Once upon", "answer": "x"})
-    assert JsonLines(paths=(plain,), raw=True).open()[0].prompt == "Once upon"
+    assert Records(paths=(plain,), raw=True).open()[0].prompt == "Once upon"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_messages_and_plain_text(tmp_path):
 def test_a_bad_line_is_named(tmp_path, line, said):
     path = write(tmp_path / "a.jsonl", {"prompt": "a", "answer": "#### 1"}, line)
     with pytest.raises(CheckFailed) as caught:
-        JsonLines(paths=(path,), answer_after="####").open()
+        Records(paths=(path,), answer_after="####").open()
     assert said in str(caught.value)
     assert len(caught.value.problems) == 1
 
@@ -61,7 +61,7 @@ def test_a_bad_line_is_named(tmp_path, line, said):
 def test_every_bad_line_is_named_up_to_a_limit(tmp_path):
     path = write(tmp_path / "a.jsonl", *["{"] * 100)
     with pytest.raises(CheckFailed) as caught:
-        JsonLines(paths=(path,)).open()
+        Records(paths=(path,)).open()
     assert len(caught.value.problems) == 20
     assert ":3 is not JSON" in caught.value.problems[2]
 
@@ -71,13 +71,13 @@ def test_no_file_an_empty_one_and_one_in_another_encoding(tmp_path):
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes('{"prompt": "é"}'.encode("latin-1"))
     with pytest.raises(CheckFailed) as caught:
-        JsonLines(paths=(empty, str(tmp_path / "none.jsonl"), str(latin))).open()
+        Records(paths=(empty, str(tmp_path / "none.jsonl"), str(latin))).open()
     said = caught.value.problems
     assert "empty.jsonl is empty" in said[0]
     assert "none.jsonl cannot be read: [Errno 2]" in said[1]
     assert "latin.jsonl cannot be read" in said[2]
     with pytest.raises(CheckFailed, match="names no file"):
-        JsonLines(paths=()).open()
+        Records(paths=()).open()
 
 
 def test_reasoning_gym_items_are_the_same_at_any_time():

@@ -94,3 +94,49 @@ def test_a_function_that_cannot_be_imported_is_an_exception_of_every_sample():
         grades = pool.grade(["1", "2"], [{}, {}])
     assert [grade.outcome for grade in grades] == [Outcome.EXCEPTION] * 2
     assert "no_such_module_x" in grades[0].error
+
+
+# What a model's sample may hold, by what becomes of it; the right answer is 42.
+HOSTILE = {
+    r"\boxed{9^{9^{9^{9^{9}}}}}": Outcome.TIMEOUT,
+    r"\boxed{1000000000!}": Outcome.TIMEOUT,
+    r"\boxed{" + "{" * 5000 + "1" + "}" * 5000 + "}": Outcome.UNPARSEABLE,
+    "(" * 4000: Outcome.UNPARSEABLE,
+    "$" * 100_000: Outcome.UNPARSEABLE,
+    "x" * 1_000_000: Outcome.UNPARSEABLE,
+    "1" * 1_000_000: Outcome.WRONG,
+    r"\boxed{" + "1" * 1_000_000 + "}": Outcome.UNPARSEABLE,
+    r"I think \boxed{41}, no: \boxed{42}" + " " * 1_000_000: Outcome.RIGHT,
+    "\x00\ud83d \\boxed{": Outcome.UNPARSEABLE,
+}
+
+
+@pytest.mark.slow
+def test_hostile_answers_cost_a_bounded_time_and_nobody_elses_grade():
+    item = {"question": "", "answer": "42", "metadata": {}, "source": "test:1"}
+    answers = [text for hostile in HOSTILE for text in (hostile, r"\boxed{42}")]
+    with GradingPool("hpcrl.data.graders:math_verify", GradingLimits(workers=2, sample_s=8, memory_gib=2)) as pool:
+        # The first import takes long where nothing is in the file cache.
+        pool.grade(["$42$"] * 2, [item] * 2)
+        grades = pool.grade(answers, [item] * len(answers))
+    found = {hostile: grade.outcome for hostile, grade in zip(answers[::2], grades[::2], strict=True)}
+    short = {hostile[:40]: outcome.name for hostile, outcome in HOSTILE.items()}
+    assert {hostile[:40]: outcome.name for hostile, outcome in found.items()} == short
+    assert {grade.outcome for grade in grades[1::2]} == {Outcome.RIGHT}
+
+
+EATER = """
+def eat(response, item):
+    return float(len(bytearray(int(response) << 20)) > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_that_takes_too_much_memory_fails_alone(tmp_path):
+    path = tmp_path / "eater.py"
+    path.write_text(EATER)
+    with GradingPool(f"{path}:eat", GradingLimits(memory_gib=1)) as pool:
+        small, large, again = pool.grade(["10", "4096", "10"], [{}] * 3)
+    assert (small.outcome, again.outcome) == (Outcome.RIGHT, Outcome.RIGHT)
+    assert large.outcome == Outcome.EXCEPTION
+    assert "MemoryError" in large.error

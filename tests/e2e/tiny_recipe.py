@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tiny_helper import vowel_share  # beside this file, as a person's helpers are
 
-from hpcrl.data.jsonlines import JsonLines
+from hpcrl.data.records import Records
 from hpcrl.engines.completion import Sampling
 from hpcrl.recipe import Column, Limits, Reads, Recipe, Resources, Role, RoleGroup, Schedule, Stream, Writes
 from hpcrl.roles.feedback import feedback_streams
@@ -97,7 +97,7 @@ def recipe(
         "rollout": RoleGroup(
             role=Rollout(
                 model=model,
-                dataset=JsonLines(paths=(data,)),
+                dataset=Records(paths=(data,)),
                 sampling=Sampling(max_new_tokens=8, temperature=1.0),
                 epochs=epochs,
             ),

@@ -108,7 +108,7 @@ def test_versions_of_tokens_follow_an_update_in_place(client, served, changed):
     wait_until(lambda: served[0].engine.figures.generation_tokens > 0)
     client.pause("in_place")
     assert not future.done()
-    update = client.update_weights_from_disk(changed, 4, flush_cache=False)
+    update = client.update_weights_from_disk(changed, 4)
     assert client.model_info().version == 4
     assert client.model_info().weight_hash == update.weight_hash
     client.continue_()

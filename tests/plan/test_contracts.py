@@ -47,6 +47,14 @@ class FakeSpmd(FakeRole):
     process_per_gpu = True
 
 
+class Takes(FakeRole):
+    takes_turns = True
+
+
+class Gives(FakeRole):
+    gives_way = True
+
+
 def group(r=(), w=(), *, replicas=1, gpus=0, cpus=1, after=(), kind=FakeRole, **more) -> RoleGroup:
     return RoleGroup(role=kind(r=r, w=w, **more), replicas=replicas, after=after, resources=Resources(gpus=gpus, cpus=cpus))
 
@@ -226,6 +234,31 @@ BAD = {
     "ring need": (
         with_ring("a", "b", a=group(gpus=2, replicas=3), b=group(gpus=4)),
         ["its members must need the same number of GPUs in all: a 6 (3 x 2), b 4 (1 x 4)"],
+    ),
+    "token": (
+        dataclasses.replace(
+            with_groups(engine=group(kind=Gives), judge=group(kind=Takes)),
+            rings=(
+                ColocationRing(
+                    name="ring", members=("engine", "judge", "trainer"), fallback="judge", rest_gib=-1.0, let_go_s=0
+                ),
+            ),
+        ),
+        [
+            "ring ring: member engine never asks for the token: Gives must take its turns by hpcrl.roles.turns and say so "
+            "(takes_turns = True), or be the fallback",
+            "ring ring: judge cannot be the fallback: Takes does not let go when another member asks (gives_way)",
+            "ring ring: member trainer never asks for the token: FakeRole",
+            "ring ring: rest_gib is -1.0; it must be at least 0",
+            "ring ring: let_go_s is 0; it must be above 0 seconds",
+        ],
+    ),
+    "token of nobody": (
+        dataclasses.replace(
+            with_groups(engine=group(kind=Takes), judge=group(kind=Takes)),
+            rings=(ColocationRing(name="ring", members=("engine", "judge"), fallback="enigne"),),
+        ),
+        ["ring ring: fallback 'enigne' is no member; nearest: engine"],
     ),
     "two rings": (
         dataclasses.replace(

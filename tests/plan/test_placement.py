@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,7 +13,7 @@ from hpcrl.run.errors import CheckFailed
 
 @dataclass(frozen=True, kw_only=True)
 class FakeServer(Role):
-    pass
+    takes_turns = gives_way = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,22 @@ def test_watermarks_that_cannot_fit_are_refused_with_their_numbers():
     assert "2 of its replicas would fit" in room
 
 
-def test_ring_memory_counts_the_largest_on_a_card_and_the_sum_on_the_host():
-    sizes = {"gpus": 4, "gpu_memory_gib": 70}
+def with_token(made: Recipe, fallback: str, rest_gib: float) -> Recipe:
+    return replace(made, rings=(replace(made.rings[0], fallback=fallback, rest_gib=rest_gib),))
+
+
+def test_ring_memory_is_that_of_all_members_on_a_card_and_with_a_token_of_the_largest_and_what_the_others_keep():
+    together = recipe(("a", "b", "c"), **{name: server(gpus=1, gpu_memory_gib=30) for name in "abc"})
+    (problem,) = problems(together, TWO)
+    assert "ring ring0 (a, b, c): gpu_memory_gib is 90 together (a 30, b 30, c 30) and the largest GPU has 80 GiB" in problem
+    assert "have its members take turns (a ring with a fallback)" in problem
+    place(with_token(together, "a", rest_gib=25), TWO)
+    (problem,) = problems(with_token(together, "a", rest_gib=25.5), TWO)
+    assert "gpu_memory_gib is 81 (a 30, and 25.5 that each of 2 others keeps) and the largest GPU has 80 GiB; use" in problem
+
+
+def test_ring_memory_on_the_host_is_the_sum():
+    sizes = {"gpus": 4, "gpu_memory_gib": 40}
     place(recipe(("a", "b"), a=server(host_memory_gib=50, **sizes), b=server(host_memory_gib=50, **sizes)), TWO)
     (problem,) = problems(recipe(("a", "b"), a=server(host_memory_gib=60, **sizes), b=server(host_memory_gib=50, **sizes)), TWO)
     assert "ring ring0 (a, b): it needs 110 GiB" in problem

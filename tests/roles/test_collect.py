@@ -65,3 +65,41 @@ def test_every_prompt_is_trained_once_and_never_later_than_allowed(size: int, st
         assert all(step - prompt // size <= lateness for prompt in groups)
         trained += groups
     assert sorted(trained) == list(range(size * steps))
+
+
+def test_a_part_waits_for_its_groups_and_no_more():
+    collector: StepCollector[int] = StepCollector(4, lateness=4)
+    collector.add(5, 5)
+    assert collector.take(0, part=0, parts=2) is None
+    collector.add(3, 3)
+    assert collector.take(0, part=0, parts=2) == [3, 5]
+    assert collector.take(0, part=1, parts=2) is None
+    collector.add(0, 0)
+    assert collector.take(0, part=1, parts=2, ended=True) == [0]
+    assert collector.take(1, part=0, parts=2, ended=True) == []
+
+
+@given(
+    size=st.integers(1, 6),
+    steps=st.integers(1, 8),
+    lateness=st.integers(0, 3),
+    parts=st.integers(1, 6),
+    seed=st.integers(0, 1 << 20),
+)
+def test_in_parts_every_prompt_is_trained_once_and_never_later_than_allowed(
+    size: int, steps: int, lateness: int, parts: int, seed: int
+):
+    parts = min(parts, size)
+    collector: StepCollector[int] = StepCollector(size, lateness=lateness)
+    arrivals = list(range(size * steps))
+    random.Random(seed).shuffle(arrivals)
+    trained: list[int] = []
+    for step in range(steps):
+        for part in range(parts):
+            while (groups := collector.take(step, ended=not arrivals, part=part, parts=parts)) is None:
+                prompt = arrivals.pop()
+                collector.add(prompt, prompt)
+            assert all(step - prompt // size <= lateness for prompt in groups)
+            trained += groups
+        assert len(trained) == size * (step + 1)
+    assert sorted(trained) == list(range(size * steps))

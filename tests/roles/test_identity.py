@@ -5,8 +5,8 @@ import pytest
 
 from hpcrl.checkpoint.state.identity import Identity
 from hpcrl.checkpoint.state.manifest import Manifest, write_manifest
-from hpcrl.data.jsonlines import JsonLines
 from hpcrl.data.procedural import ReasoningGym
+from hpcrl.data.records import Records
 from hpcrl.engines.completion import Sampling
 from hpcrl.recipe import Recipe, RoleGroup, Schedule
 from hpcrl.roles.identity import check_resume, recipe_identity
@@ -26,7 +26,7 @@ def files(tmp_path, tiny_model):
 
 def make(files, dataset=None):
     model = str(files / "model")
-    dataset = dataset or JsonLines(paths=(str(files / "data.jsonl"),))
+    dataset = dataset or Records(paths=(str(files / "data.jsonl"),))
     return Recipe(
         name="t",
         groups={
@@ -50,7 +50,7 @@ def test_moving_the_files_changes_nothing_and_changing_them_does(files):
     before = recipe_identity(make(files))
     assert set(before.model) == {"config.json", "model.safetensors"}
     assert "tokenizer.json" in before.tokenizer
-    assert before.dataset["of rollout, kind"] == "JsonLines"
+    assert before.dataset["of rollout, kind"] == "Records"
     moved = files / "moved"
     shutil.copytree(files, moved)
     assert recipe_identity(make(moved)) == before
@@ -61,7 +61,7 @@ def test_moving_the_files_changes_nothing_and_changing_them_does(files):
 
 
 def test_other_settings_are_another_dataset(files):
-    plain, other = (JsonLines(paths=(str(files / "data.jsonl"),), system=system) for system in ("", "be kind"))
+    plain, other = (Records(paths=(str(files / "data.jsonl"),), system=system) for system in ("", "be kind"))
     assert recipe_identity(make(files, plain)) != recipe_identity(make(files, other))
     one, two = (recipe_identity(make(files, ReasoningGym(task="chain_sum", seed=seed))) for seed in (1, 2))
     assert one.dataset["of rollout, reasoning-gym"] == two.dataset["of rollout, reasoning-gym"]

@@ -9,8 +9,8 @@ import pytest
 
 from hpcrl.checkpoint.cursor import Cursor
 from hpcrl.checkpoint.state.manifest import Manifest, write_manifest
-from hpcrl.data.jsonlines import JsonLines
 from hpcrl.data.procedural import ReasoningGym
+from hpcrl.data.records import Records
 from hpcrl.dataplane.connect import connect
 from hpcrl.dataplane.interface import EndOfStream
 from hpcrl.dataplane.memory import MemoryHub
@@ -50,7 +50,7 @@ class Service(Role):
 def data(tmp_path):
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{i} + {i} =", "answer": 2 * i}) + "\n" for i in range(7)))
-    return JsonLines(paths=(str(path),))
+    return Records(paths=(str(path),))
 
 
 @pytest.fixture
@@ -232,14 +232,14 @@ def test_every_problem_is_told_at_once(role):
 def test_a_missing_model_and_a_bad_dataset(role, tmp_path):
     assert "does not exist" in replace(role, model="/no/model").check(make_recipe(role))[0]
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x"\n')
-    bad = replace(role, dataset=JsonLines(paths=(str(tmp_path / "bad.jsonl"),)))
+    bad = replace(role, dataset=Records(paths=(str(tmp_path / "bad.jsonl"),)))
     assert "bad.jsonl:1 is not JSON" in bad.check(make_recipe(bad))[0]
 
 
 def test_every_prompt_that_does_not_fit_the_engines_context_is_named(role, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text("".join(json.dumps({"prompt": "x" * n, "answer": "y"}) + "\n" for n in (3, 300, 4, 110)))
-    long = replace(role, dataset=JsonLines(paths=(str(path),)))
+    long = replace(role, dataset=Records(paths=(str(path),)))
     problems = long.check(make_recipe(long))
     assert [problem.split(": ")[0] for problem in problems] == [f"{path}:2", f"{path}:4"]
     assert "max_new_tokens 6" in problems[1]

@@ -14,7 +14,7 @@ import pytest
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import StopFlag, wait_for
-from hpcrl.supervise.children import Child, tail
+from hpcrl.supervise.children import Child
 from hpcrl.supervise.drain import DrainFlag, ask_to_drain, drain_of
 from hpcrl.supervise.restarts import Restarts
 from hpcrl.supervise.watch import watch
@@ -277,12 +277,3 @@ def test_a_signal_is_told_to_all_even_after_a_failure_that_it_caused(attempt: At
     request = drain_of(attempt)
     assert request is not None
     assert "SIGTERM to ignitor.0" in request.reason
-
-
-def test_tail_gives_the_last_lines_and_says_why_it_cannot(tmp_path: Path):
-    log = tmp_path / "log"
-    log.write_text("\n".join(str(n) for n in range(100_000)))
-    assert tail(log, 2) == "99998\n99999"
-    assert "No such file" in tail(tmp_path / "none")
-    (tmp_path / "empty").touch()
-    assert tail(tmp_path / "empty") == "(the log is empty)"

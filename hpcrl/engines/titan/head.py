@@ -16,8 +16,17 @@ from typing import Any
 import torch
 from torchtitan.models.common.linear import Linear
 
+# Of float32 logits on a GPU, where few large products cost less than many launches.
+_LOGITS_BYTES = 1 << 30
+_CPU_CHUNK = 512
+
 # (log-probabilities (n,), first, last) -> loss of each of the targets [first, last), whose sum is minimised.
 TokenLoss = Callable[[torch.Tensor, int, int], torch.Tensor]
+
+
+def default_chunk(vocabulary: int, device: torch.device) -> int:
+    """How many tokens' logits to hold at once on a device."""
+    return _CPU_CHUNK if device.type == "cpu" else max(_CPU_CHUNK, _LOGITS_BYTES // (4 * vocabulary))
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        if float(grads[0]) != 1.0:
-            hidden_grad, weight_grad = hidden_grad * grads[0], weight_grad * grads[0]
+        # To look at it would make the host wait for a GPU.
+        if grads[0].device.type != "cpu" or float(grads[0]) != 1.0:
+            hidden_grad, weight_grad = hidden_grad.mul_(grads[0]), weight_grad.mul_(grads[0])
         return hidden_grad, weight_grad, None, None, None

@@ -6,7 +6,7 @@ Import only after :func:`hpcrl.engines.titan.compat.enable`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchtitan.models import llama3, qwen3
@@ -15,7 +15,7 @@ from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_conf
 from torchtitan.models.llama3.model import Llama3TransformerBlock
 from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 
-from hpcrl.engines.titan.attention import MaskedAttention
+from hpcrl.engines.titan.attention import PackedAttention
 from hpcrl.engines.titan.head import LogProbHead
 from hpcrl.engines.titan.shape import ModelShape
 
@@ -33,6 +33,16 @@ class ModelSpec:
     config: Any
     parallelize: Callable[..., Any]
     adapter: Any
+
+
+class Qwen2StateDictAdapter(qwen3.Qwen3StateDictAdapter):  # type: ignore[misc]
+    """Qwen3's names and layouts, and the biases of queries, keys and values that Qwen2 has besides."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        for letter in "qkv":
+            theirs = f"model.layers.{{}}.self_attn.{letter}_proj.bias"
+            self.from_hf_map[theirs] = f"layers.{{}}.attention.qkv_linear.w{letter}.bias"
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,10 @@ _FAMILIES = {
         llama3.parallelize_llama,
         ComplexRoPE,
         False,
+    ),
+    # Qwen3's layers without the norms of queries and keys.
+    "qwen2": _Family(
+        qwen3.Qwen3Model, Qwen3TransformerBlock, Qwen2StateDictAdapter, qwen3.parallelize_qwen3, CosSinRoPE, False
     ),
     "qwen3": _Family(
         qwen3.Qwen3Model, Qwen3TransformerBlock, qwen3.Qwen3StateDictAdapter, qwen3.parallelize_qwen3, CosSinRoPE, True
@@ -85,7 +99,7 @@ def _read_from_files(_: Any) -> None:
     """Takes the place of a random initialisation."""
 
 
-_INIT = {"weight": _read_from_files}
+_INIT = {"weight": _read_from_files, "bias": _read_from_files}
 
 
 def _norm(shape: ModelShape, size: int) -> Any:
@@ -100,11 +114,14 @@ def _block(shape: ModelShape, family: _Family) -> Any:
         head_dim=shape.head_dim,
         wqkv_param_init=_INIT,
         wo_param_init=_INIT,
-        inner_attention=MaskedAttention.Config(),
+        inner_attention=PackedAttention.Config(),
         rope=_rope(shape, family),
         fuse_qkv=True,
         qk_norm=_norm(shape, shape.head_dim) if family.normed_queries else None,
     )
+    if shape.qkv_bias:
+        projection = replace(attention.qkv_linear.wqkv, bias=True, param_init=_INIT)
+        attention = replace(attention, qkv_linear=replace(attention.qkv_linear, wqkv=projection))
     ffn = make_ffn_config(dim=shape.width, hidden_dim=shape.inner, w1_param_init=_INIT, w2w3_param_init=_INIT)
     norms = (_norm(shape, shape.width), _norm(shape, shape.width))
     return family.block.Config(attention_norm=norms[0], ffn_norm=norms[1], attention=attention, feed_forward=ffn)

@@ -4,8 +4,9 @@ A **unit** is laid out as ``[prompt][response 1][response 2]…``. Positions of 
 a response token sees its prompt and the earlier tokens of its own response, nothing else; so every log-probability is that of
 the sample alone, while the prompt is computed once. Units are packed into rows, rows into micro-batches of a token budget.
 
-The price is attention over the whole row. A unit is therefore split into several, each with its own copy of the prompt, where
-that is cheaper. Pure and deterministic.
+The price of a mask is attention over the whole row. A unit is therefore split into several, each with its own copy of the
+prompt, where that is cheaper. Attention over each sequence by itself (:class:`Sequences`) has no such price: then a micro-batch
+is one row, and units are split only where the budget makes it. Pure and deterministic.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,13 +26,33 @@ ROW_MULTIPLE = 8
 _PADDING = -1
 
 
+class Sequences(NamedTuple):
+    """A micro-batch of one row as sequences, each of which attends by itself: its queries to its keys, causally.
+
+    The last query of a sequence sees its last key, the one before it one key less, and so on: a response has its prompt's keys
+    before its own.
+
+    Attributes:
+        keys: int64 (keys,), positions of the row that the keys of all sequences are at; None if they are its positions.
+        query_starts, key_starts: int32 (sequences + 1,), where each sequence's queries and keys begin, and the end.
+        most_queries, most_keys: of one sequence.
+    """
+
+    keys: Any
+    query_starts: Any
+    key_starts: Any
+    most_queries: int
+    most_keys: int
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows of equal length for one forward pass, and which of their positions predict what.
 
     Attributes:
         tokens, positions: int64 (rows, length); padding holds token 0 at position 0.
-        segment: int32 (rows, length), which prompt or response of the row a token belongs to; -1 is padding.
+        segment: int32 (rows, length), which prompt or response of the row a token belongs to; -1 is padding. A prompt with
+            only one response is one with it.
         parent: int32 (rows, length), the segment that a token sees besides its own: a response's prompt, else its own.
         source: int64 (targets,), flat index row * length + column of the position whose logits predict the target. The
             prompt's last token is the source of the first token of each of its responses.
@@ -54,6 +75,32 @@ class MicroBatch:
         seen: np.ndarray = sees(self.segment, self.parent, np.tri(self.tokens.shape[1], dtype=bool))
         return seen
 
+    def sequences(self) -> Sequences:
+        """The only row's segments as sequences; what :meth:`mask` lets through is the same.
+
+        Raises:
+            ValueError: there are several rows.
+        """
+        if len(self.tokens) != 1:
+            raise ValueError(f"a micro-batch of {len(self.tokens)} rows has no sequences")
+        segment, parent = self.segment[0], self.parent[0]
+        starts = np.flatnonzero(np.diff(segment, prepend=segment[0] - 1))
+        ends = np.append(starts[1:], len(segment))
+        own = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+        at = {int(segment[start]): places for start, places in zip(starts, own, strict=True)}
+        keys = [
+            places if parent[start] == segment[start] else np.concatenate([at[int(parent[start])], places])
+            for start, places in zip(starts, own, strict=True)
+        ]
+        lengths = [len(places) for places in keys]
+        return Sequences(
+            None if sum(lengths) == len(segment) else np.concatenate(keys),
+            np.append(starts, len(segment)).astype(np.int32),
+            np.cumsum([0, *lengths]).astype(np.int32),
+            int((ends - starts).max()),
+            max(lengths),
+        )
+
     @staticmethod
     def empty() -> MicroBatch:
         """One padding token and no targets: what a rank runs when the others have work and it has none."""
@@ -74,8 +121,27 @@ def sees(segment: Any, parent: Any, causal: Any) -> Any:
     return ((key == segment[:, :, None]) | (key == parent[:, :, None])) & causal
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How samples become micro-batches; the attributes are arguments of :func:`pack`."""
+
+    budget: int
+    pair_cost: float = 0.0
+    one_row: bool = False
+
+    def pack(self, samples: Sequence[Sample], indexes: Sequence[int]) -> list[MicroBatch]:
+        """:func:`pack`."""
+        return pack(samples, indexes, budget=self.budget, pair_cost=self.pair_cost, one_row=self.one_row)
+
+
 def pack(
-    samples: Sequence[Sample], indexes: Sequence[int], *, budget: int, pair_cost: float = 0.0, share: bool = True
+    samples: Sequence[Sample],
+    indexes: Sequence[int],
+    *,
+    budget: int,
+    pair_cost: float = 0.0,
+    share: bool = True,
+    one_row: bool = False,
 ) -> list[MicroBatch]:
     """Pack some of the samples into micro-batches, each of which holds at most ``budget`` tokens with padding.
 
@@ -85,13 +151,16 @@ def pack(
     Args:
         pair_cost: cost of one pair of query and key in attention, in units of the cost of a token outside attention.
         share: whether samples of one prompt may share it.
+        one_row: each micro-batch is one row, as :meth:`MicroBatch.sequences` takes it.
     """
     units = [unit for group in by_group(samples, indexes) for unit in _units(samples, group, budget, pair_cost, share)]
     waiting = sorted(units, key=lambda unit: (-_length(samples, unit), unit[0]))
     batches = []
     while waiting:
         length = _length(samples, waiting[0])
-        room = max(1, budget // _padded(length))
+        room = 1 if one_row else max(1, budget // _padded(length))
+        if one_row:
+            length = max(length, budget // ROW_MULTIPLE * ROW_MULTIPLE)
         rows: list[list[list[int]]] = []
         free: list[int] = []
         left = []
@@ -107,6 +176,8 @@ def pack(
             else:
                 rows[row].append(unit)
                 free[row] -= size
+        if one_row:
+            length -= free[0]
         batches.append(_lay_out(samples, rows, _padded(length)))
         waiting = left
     return batches
@@ -156,7 +227,7 @@ def _lay_out(samples: Sequence[Sample], rows: list[list[list[int]]], length: int
             last = row * length + end - 1
             for index in unit:
                 response = samples[index].response_ids
-                number += 1
+                number += len(unit) > 1
                 column, end = end, end + len(response)
                 tokens[row, column:end] = response
                 positions[row, column:end] = len(prompt) + np.arange(len(response))

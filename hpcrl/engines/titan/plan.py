@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from hpcrl.algorithms.normalise import token_weights
-from hpcrl.engines.titan.packing import MicroBatch, pack
+from hpcrl.engines.titan.packing import Layout, MicroBatch
 from hpcrl.engines.titan.samples import Sample
 from hpcrl.engines.titan.settings import TrainerSettings
 from hpcrl.engines.titan.shares import shares
@@ -39,14 +39,16 @@ class Work:
     weights: np.ndarray
 
 
-def plan_steps(batch: Sequence[Sample], settings: TrainerSettings, pair_cost: float, ranks: RankInfo) -> list[Work]:
-    """The optimizer steps on a batch, none if no sample has an advantage. A collective."""
+def plan_steps(
+    batch: Sequence[Sample], settings: TrainerSettings, layout: Layout, ranks: RankInfo, *, updates: int
+) -> list[Work]:
+    """At most so many optimizer steps on a batch, none if no sample has an advantage. A collective."""
     kept = [index for index, sample in enumerate(batch) if sample.advantage != 0]
-    parts = [part for part in shares(batch, kept, settings.minibatches) if part]
+    parts = [part for part in shares(batch, kept, updates) if part]
     micros, weights = [], []
     for part in parts:
         mine = shares(batch, part, ranks.size)[ranks.rank]
-        micros.append(pack(batch, mine, budget=settings.tokens_per_microbatch, pair_cost=pair_cost))
+        micros.append(layout.pack(batch, mine))
         weight = np.zeros(len(batch))
         weight[part] = token_weights(np.array([len(batch[index].response_ids) for index in part]), settings.normalisation)
         weights.append(weight)
@@ -54,8 +56,8 @@ def plan_steps(batch: Sequence[Sample], settings: TrainerSettings, pair_cost: fl
     return [Work(micro, int(count), weight) for micro, count, weight in zip(micros, rounds, weights, strict=True)]
 
 
-def plan_scoring(batch: Sequence[Sample], settings: TrainerSettings, pair_cost: float, ranks: RankInfo) -> Work:
+def plan_scoring(batch: Sequence[Sample], layout: Layout, ranks: RankInfo) -> Work:
     """Micro-batches for the log-probabilities of all samples; the weights are 0."""
     mine = shares(batch, range(len(batch)), ranks.size)[ranks.rank]
-    micro = pack(batch, mine, budget=settings.tokens_per_microbatch, pair_cost=pair_cost)
+    micro = layout.pack(batch, mine)
     return Work(micro, len(micro), np.zeros(len(batch)))

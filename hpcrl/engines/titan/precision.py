@@ -20,9 +20,11 @@ class Weights:
 
     Attributes:
         named: (name, parameter) that the optimizer steps on, float32, each tied one once.
+        scratch: further tensors, of which :meth:`renew` makes what is needed between two batches.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.scratch: list[torch.Tensor] = []
         self.named = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
 
     def collect_gradients(self) -> None:
@@ -54,17 +56,23 @@ class CastWeights(Weights):
             parameter.data = parameter.data.to(dtype)
         # Kept for good: to allocate as much in every step costs more than to fill it.
         self._sums = [torch.zeros_like(master) for master in self._masters]
+        self.scratch = [*self._cast, *self._sums]
 
     def collect_gradients(self) -> None:
         """Add the compute weights' gradients to the masters' in float32."""
-        for parameter, master, total in zip(self._cast, self._masters, self._sums, strict=True):
-            if parameter.grad is None:
-                continue
-            if master.grad is None:
-                master.grad = total.copy_(parameter.grad)
-            else:
-                total.add_(parameter.grad)
-            parameter.grad = None
+        held = [
+            (parameter, master, total)
+            for parameter, master, total in zip(self._cast, self._masters, self._sums, strict=True)
+            if parameter.grad is not None
+        ]
+        # All at once: a GPU waits for as many single launches as there are weights otherwise.
+        for first in (True, False):
+            mine = [(parameter.grad, total) for parameter, master, total in held if (master.grad is None) == first]
+            if mine:
+                grads, totals = zip(*mine, strict=True)
+                (torch._foreach_copy_ if first else torch._foreach_add_)(totals, grads)
+        for parameter, master, total in held:
+            master.grad, parameter.grad = total, None
 
     def renew(self) -> None:
         """Cast the masters into the compute weights."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcrl.run.errors import HpcrlError
 
-FAMILIES = ("llama", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 class ModelError(HpcrlError):
@@ -36,6 +36,7 @@ class ModelShape:
     Attributes:
         context: the longest sample, at most what the model was made for.
         tied: the head shares the embedding's weights.
+        qkv_bias: the projections to queries, keys and values add a bias.
     """
 
     family: str
@@ -51,6 +52,7 @@ class ModelShape:
     rope_scaling: RopeScaling | None
     context: int
     tied: bool
+    qkv_bias: bool
 
     @property
     def pair_cost(self) -> float:
@@ -75,7 +77,7 @@ def read_shape(folder: Path, *, context: int | None = None) -> ModelShape:
     if family not in FAMILIES:
         raise ModelError(f"{fields.path}: model_type {family!r} cannot be trained; supported are {list(FAMILIES)}")
     fields.only("hidden_act", "silu")
-    for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    for name in ("attention_bias", "mlp_bias", "use_sliding_window", "use_mrope"):
         fields.only(name, False)
     fields.only("attention_dropout", 0)
     fields.only("quantization_config", None)
@@ -98,6 +100,8 @@ def read_shape(folder: Path, *, context: int | None = None) -> ModelShape:
         rope_scaling=scaling,
         context=context or longest,
         tied=bool(fields.get("tie_word_embeddings", False)),
+        # Qwen2 always has them, and its configuration no field for it.
+        qkv_bias=family == "qwen2",
     )
 
 

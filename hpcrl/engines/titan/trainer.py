@@ -6,11 +6,11 @@ same order; those that take or give data do so on rank 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,17 +22,20 @@ from hpcrl.checkpoint.state.retain import Keep
 from hpcrl.checkpoint.state.saver import About, NotSaved, Saved, Saver
 from hpcrl.engines.titan import compat
 from hpcrl.engines.titan.figures import Figures
-from hpcrl.engines.titan.packing import MicroBatch
+from hpcrl.engines.titan.held import Held
+from hpcrl.engines.titan.optimizer import build_optimizer, clip_gradients
+from hpcrl.engines.titan.packing import Layout, MicroBatch
+from hpcrl.engines.titan.passes import DTYPES, Passes, mean_gaps
 from hpcrl.engines.titan.plan import Work, plan_scoring, plan_steps
 from hpcrl.engines.titan.precision import CastWeights, Weights
+from hpcrl.engines.titan.preflight import explained, longest_samples
+from hpcrl.engines.titan.residence import Residence
 from hpcrl.engines.titan.samples import Sample, check_samples
 from hpcrl.engines.titan.schedule import learning_rate
 from hpcrl.engines.titan.settings import ProcessInfo, TrainerSettings
 from hpcrl.engines.titan.shape import read_shape
 from hpcrl.engines.titan.world import Ranks
 from hpcrl.run.errors import CheckFailed, HpcrlError
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class TrainingDiverged(HpcrlError):
@@ -49,6 +52,7 @@ class TitanTrainer:
 
     Attributes:
         step: batches trained so far.
+        memory: what it has on its device, which it can do without between batches; saves can be made meanwhile.
 
     Raises:
         CheckFailed: settings that make no sense.
@@ -63,23 +67,33 @@ class TitanTrainer:
         folder = Path(settings.model)
         self._shape = read_shape(folder, context=settings.context)
         compat.enable("cuda" if process.gpus else "cpu")
+        from hpcrl.engines.titan.attention import goes_by_sequence
         from hpcrl.engines.titan.build import build_model, load_weights
+        from hpcrl.engines.titan.head import default_chunk
         from hpcrl.engines.titan.model import model_spec
 
         self.settings, self.step = settings, 0
-        self._spec = model_spec(self._shape, logits_chunk=settings.logits_chunk, temperature=settings.temperature)
         self._ranks = Ranks(process, collective_s=settings.collective_s)
+        device, dtype = self._ranks.device, DTYPES[settings.compute_dtype]
+        chunk = settings.logits_chunk or default_chunk(self._shape.vocabulary, device)
+        self._spec = model_spec(self._shape, logits_chunk=chunk, temperature=settings.temperature)
         try:
-            self._model: Any = build_model(self._spec, settings, world_size=process.world_size, device=self._ranks.device)
+            by_sequence = goes_by_sequence(settings, device, self._shape.head_dim)
+            self._model: Any = build_model(self._spec, settings, world_size=process.world_size, device=device)
             load_weights(self._model, self._spec, folder, world_size=process.world_size)
         except BaseException:
             self._ranks.close()
             raise
+        cost = 0.0 if by_sequence else self._shape.pair_cost
+        self._layout = Layout(settings.tokens_per_microbatch, cost, one_row=by_sequence)
         # FSDP casts by itself, and in float32 there is nothing to cast.
         plain = process.world_size > 1 or settings.compute_dtype == "float32"
-        self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, _DTYPES[settings.compute_dtype])
-        self._optimizer = self._build_optimizer()
+        self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, dtype)
+        self._passes = Passes(self._model, settings, device, by_sequence=by_sequence)
+        self._optimizer = build_optimizer(self._weights.named, settings, device)
         self._saver: Saver | None = None
+        self._held = Held(device)
+        self.memory = Residence(self._weights, self._optimizer, device, self._copied)
 
     def train_batch(self, samples: Sequence[Sample] | None) -> dict[str, float]:
         """Train on one batch and return figures of it. A collective.
@@ -94,29 +108,76 @@ class TitanTrainer:
             On every rank: ``loss``, ``grad_norm`` (before clipping; of the last optimizer step), ``lr``, ``clip_fraction``,
             ``kl`` (proximal to current), ``logprob_gap_mean`` and ``logprob_gap_max`` (|proximal - behaviour|, that is
             trainer against rollout), ``entropy`` (estimated by -log-probability of the tokens trained on, exact in
-            expectation on policy), ``samples``, ``samples_kept``, ``tokens`` (response tokens trained on), ``tokens_packed``
-            (computed, with prompts and padding), ``tokens_per_s``, ``updates``, and seconds ``pack_s``, ``forward_s``,
-            ``backward_s``, ``optimizer_s``, ``train_s``.
+            expectation on policy), ``samples``, ``samples_kept``, ``samples_masked`` (by ``gap_mask``), ``tokens`` (response
+            tokens trained on), ``tokens_packed`` (computed, with prompts and padding), ``tokens_per_s``, ``updates``, and
+            seconds ``pack_s``, ``forward_s``, ``backward_s``, ``optimizer_s``, ``train_s``, and ``host_s``: of ``train_s``,
+            until the host had told a GPU all that it was to do. Where both are the same, the host is what the step waits for.
 
         Raises:
             SampleError: a sample that cannot be trained on; nothing was trained.
             WorldError: rank 0 refused the batch.
             TrainingDiverged: a loss or gradient is not finite.
+            OutOfMemory: a GPU does not hold a micro-batch; gradients may be left.
         """
-        figures = Figures(self._ranks.device)
-        with figures.time("train_s"):
-            with figures.time("pack_s"):
-                batch = self._ranks.share_batch(samples, self._check)
-                steps = plan_steps(batch, self.settings, self._shape.pair_cost, self._ranks)
-            proximal = self._score([micro for step in steps for micro in step.micro], batch) if len(steps) > 1 else None
-            lr = learning_rate(self.step, self.settings)
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            for step in steps:
-                self._update(step, batch, proximal, figures)
+        figures = self._train(samples, updates=self.settings.minibatches)
         self.step += 1
-        kept = sum(sample.advantage != 0 for sample in batch)
-        return {"lr": lr, "samples": len(batch), "samples_kept": kept, "updates": len(steps), **figures.reduced(self._ranks)}
+        return figures
+
+    def train_part(self, samples: Sequence[Sample] | None) -> dict[str, float]:
+        """One optimizer step on a part of a batch, whole groups, which :meth:`end_parts` ends. A collective.
+
+        The loss is normalised over the part, as it is over each of ``minibatches``; the proximal policy is the one that the
+        part finds. Arguments, figures and errors are as of :meth:`train_batch`.
+        """
+        return self._train(samples, updates=1)
+
+    def end_parts(self) -> None:
+        """The batch whose parts were trained is whole: the step counts."""
+        self.step += 1
+
+    def hold(self) -> None:
+        """Copy all that training goes on from to the host, for :meth:`roll_back`."""
+        self._held.keep(self._state())
+
+    def roll_back(self) -> None:
+        """Be again as at the last :meth:`hold`, after parts of a batch that is not to be ended."""
+        self._copied()
+        self._held.put_back(self._state())
+        self._weights.clear_gradients()
+        self._weights.renew()
+
+    def preflight(self, longest: int) -> dict[str, float]:
+        """Forward and backward of a full micro-batch of the longest samples; nothing of it stays. A collective.
+
+        Args:
+            longest: tokens of a sample, prompt and response; 0 takes the context.
+
+        Returns:
+            ``tokens`` computed, ``seconds``, and ``gpu_gib``, the most memory of a GPU that it took [GiB]; 0 on a CPU.
+
+        Raises:
+            OutOfMemory: a GPU does not hold it.
+        """
+        settings, device = self.settings, self._ranks.device
+        longest = min(longest or self._shape.context, self._shape.context)
+        batch = longest_samples(longest, settings.tokens_per_microbatch, self._shape.vocabulary)
+        micros = self._layout.pack(batch, range(len(batch)))
+        weights = np.full(len(batch), 1 / sum(len(sample.response_ids) for sample in batch))
+        random = torch.get_rng_state()
+        figures = Figures(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with explained(settings, device, "preflight at the longest length", longest), figures.clock():
+            for micro in micros:
+                loss, _ = self._passes.forward(micro, self._passes.token_loss(micro, batch, weights, None, figures))
+                torch.autograd.backward(loss)
+                self._weights.collect_gradients()
+        self._weights.clear_gradients()
+        torch.set_rng_state(random)
+        seconds = figures.reduced(self._ranks)["train_s"]
+        most = torch.cuda.max_memory_allocated(device) / (1 << 30) if device.type == "cuda" else 0.0
+        high = float(self._ranks.reduce_max(np.array([most]))[0])
+        return {"tokens": sum(micro.tokens.size for micro in micros), "seconds": seconds, "gpu_gib": high}
 
     def logprobs(self, samples: Sequence[Sample] | None) -> list[np.ndarray]:
         """Log-probabilities of the response tokens under the current weights, float32 (response,) a sample. A collective.
@@ -128,8 +189,8 @@ class TitanTrainer:
             On every rank, in the order of the samples.
         """
         batch = self._ranks.share_batch(samples, self._check)
-        work = plan_scoring(batch, self.settings, self._shape.pair_cost, self._ranks)
-        scored = self._score(work.micro, batch)
+        work = plan_scoring(batch, self._layout, self._ranks)
+        scored = self._score(work.micro)
         lengths = [len(sample.response_ids) for sample in batch]
         flat = np.zeros(sum(lengths))
         starts = np.cumsum([0, *lengths])
@@ -140,7 +201,7 @@ class TitanTrainer:
 
     def hf_specs(self) -> list[TensorSpec]:
         """What :meth:`hf_tensors` gives, in its order; the same on every rank. A collective."""
-        dtype = _DTYPES[self.settings.publish_dtype]
+        dtype = DTYPES[self.settings.publish_dtype]
         shapes = {name: torch.empty(tensor.shape, dtype=dtype, device="meta") for name, tensor in self._to_publish()}
         return [
             TensorSpec(name, self.settings.publish_dtype, tuple(tensor.shape))
@@ -153,7 +214,7 @@ class TitanTrainer:
         Every rank must go through all of them. A tensor may be the trainer's own memory: it is not to be changed, and is as it
         is until the next step. A tied head is left out, as Hugging Face files do.
         """
-        dtype = _DTYPES[self.settings.publish_dtype]
+        dtype = DTYPES[self.settings.publish_dtype]
         cast_already = self.settings.publish_dtype == self.settings.compute_dtype
         with nullcontext() if cast_already else self._weights.masters():
             for held, tensor in self._to_publish():
@@ -225,6 +286,7 @@ class TitanTrainer:
             self._saver.close()
             self._saver = None
         self._ranks.close()
+        self.memory.close()
         self._model = self._optimizer = self._weights = None
 
     def _to_publish(self) -> list[tuple[str, torch.Tensor]]:
@@ -233,27 +295,6 @@ class TitanTrainer:
 
     def _check(self, samples: Sequence[Sample]) -> None:
         check_samples(samples, vocabulary=self._shape.vocabulary, context=self._shape.context)
-
-    def _build_optimizer(self) -> Any:
-        matrices: list[torch.Tensor] = [p for _, p in self._weights.named if p.ndim >= 2]
-        vectors: list[torch.Tensor] = [p for _, p in self._weights.named if p.ndim < 2]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(
-            groups,
-            lr=self.settings.lr,
-            betas=self.settings.betas,
-            eps=self.settings.adam_eps,
-            weight_decay=self.settings.weight_decay,
-            fused=True,
-        )
-        # Made now and not at the first step, so that a save can be loaded before it.
-        for _, p in self._weights.named:
-            optimizer.state[p] = {
-                "step": torch.zeros((), dtype=torch.float32, device=self._ranks.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }
-        return optimizer
 
     def _saves_in(self, folder: Path) -> Saver:
         if self._saver is None or self._saver.folder != folder:
@@ -269,116 +310,87 @@ class TitanTrainer:
         return self._saver
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        for name, p in self._weights.named:
-            state[f"model.{name}"] = p.detach()
-            state.update({f"optimizer.{name}.{key}": value for key, value in self._optimizer.state[p].items()})
-        return state
+        return self.memory.state()
+
+    def _copied(self) -> None:
+        """Wait until a save that is under way has copied the state."""
+        if self._saver is not None:
+            self._saver.copied()
+
+    def _train(self, samples: Sequence[Sample] | None, *, updates: int) -> dict[str, float]:
+        settings, figures = self.settings, Figures(self._ranks.device)
+        with explained(settings, self._ranks.device, f"step {self.step}", self._shape.context), figures.clock():
+            with figures.time("pack_s", host=True):
+                batch = self._ranks.share_batch(samples, self._check)
+                steps = plan_steps(batch, settings, self._layout, self._ranks, updates=updates)
+            proximal = None
+            if steps and (len(steps) > 1 or settings.gap_mask is not None):
+                proximal = self._score([micro for step in steps for micro in step.micro])
+                self._mask_far(steps, batch, proximal, figures)
+            lr = learning_rate(self.step, settings)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            for step in steps:
+                self._update(step, batch, proximal, figures)
+        kept = sum(sample.advantage != 0 for sample in batch)
+        return {"lr": lr, "samples": len(batch), "samples_kept": kept, "updates": len(steps), **figures.reduced(self._ranks)}
+
+    def _mask_far(
+        self, steps: Sequence[Work], batch: Sequence[Sample], proximal: dict[int, torch.Tensor], figures: Figures
+    ) -> None:
+        """Give samples that ``gap_mask`` is for no weight; the others' stay what they are."""
+        if self.settings.gap_mask is None:
+            return
+        far = self._ranks.reduce(mean_gaps(proximal, batch)) > self.settings.gap_mask
+        for step in steps:
+            step.weights[far] = 0.0
+        figures.set(samples_masked=float(far.sum()))
 
     def _update(self, work: Work, batch: Sequence[Sample], proximal: dict[int, torch.Tensor] | None, figures: Figures) -> None:
+        done = []
         for number in range(work.rounds):
             micro = work.micro[number] if number < len(work.micro) else MicroBatch.empty()
-            loss_of = self._token_loss(micro, batch, work.weights, proximal, figures)
+            loss_of = self._passes.token_loss(micro, batch, work.weights, proximal, figures)
             with figures.time("forward_s"):
-                loss, logprobs = self._forward(micro, loss_of)
-            self._require_finite(loss, logprobs, micro)
+                loss, logprobs = self._passes.forward(micro, loss_of)
             with figures.time("backward_s"):
                 torch.autograd.backward(loss)
                 self._weights.collect_gradients()
-            figures.add(loss=float(loss.detach()), tokens_packed=micro.tokens.size if micro.samples else 0)
-        if self._saver is not None:
-            self._saver.copied()
+            done.append((micro, loss.detach(), logprobs))
+            figures.add(tokens_packed=micro.tokens.size if micro.samples else 0)
+        # Only here the host waits for a GPU: whatever was looked at before would let it run dry.
+        losses = torch.stack([loss for _, loss, _ in done]).double().cpu().numpy()
+        self._require_finite(losses, done)
+        figures.add(loss=float(losses.sum()))
+        self._copied()
         with figures.time("optimizer_s"):
-            figures.set(grad_norm=self._clip())
+            norm = clip_gradients(self._weights.named, self.settings.max_grad_norm)
+            if not np.isfinite(norm):
+                self._diverged(f"the gradient norm is {norm}")
+            figures.set(grad_norm=norm)
             self._optimizer.step()
             self._weights.clear_gradients()
             self._weights.renew()
 
-    def _forward(
-        self, micro: MicroBatch, loss: Callable[[torch.Tensor, int, int], torch.Tensor] | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        from hpcrl.engines.titan.attention import additive_mask
-        from hpcrl.engines.titan.head import Task
+    def _score(self, micros: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
+        return self._passes.score(micros, int(self._ranks.reduce_max(np.array([len(micros)]))[0]))
 
-        tokens, positions, source, targets, segment, parent = (
-            torch.from_numpy(array).to(self._ranks.device)
-            for array in (micro.tokens, micro.positions, micro.source, micro.targets, micro.segment, micro.parent)
-        )
-        self._model.lm_head.task = Task(source, targets, loss)
-        mask = additive_mask(segment, parent, _DTYPES[self.settings.compute_dtype])
-        return self._model(tokens, positions=positions, attention_masks=mask)  # type: ignore[no-any-return]
-
-    def _token_loss(
-        self,
-        micro: MicroBatch,
-        batch: Sequence[Sample],
-        weights: np.ndarray,
-        proximal: dict[int, torch.Tensor] | None,
-        figures: Figures,
-    ) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
-        from hpcrl.algorithms.policy_loss import policy_loss
-
-        def tokens(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(np.repeat(values, micro.lengths).astype(np.float32)).to(self._ranks.device)
-
-        members = list(micro.samples)
-        weight = tokens(weights[members])
-        advantage = tokens(np.array([batch[index].advantage for index in members]))
-        flat = [batch[index].behaviour_logprobs for index in members]
-        behaviour = torch.from_numpy(np.concatenate(flat) if flat else np.zeros(0, np.float32)).to(self._ranks.device)
-        near = torch.cat([proximal[index] for index in members]) if proximal and members else None
-        settings = self.settings
-
-        def loss(current: torch.Tensor, first: int, last: int) -> torch.Tensor:
-            here = slice(first, last)
-            out = policy_loss(
-                current,
-                current.detach() if near is None else near[here],
-                behaviour[here],
-                advantage[here],
-                clip_low=settings.clip_low,
-                clip_high=settings.clip_high,
-                importance_cap=settings.importance_cap,
-            )
-            figures.add_tokens(out, current.detach())
-            return out.loss * weight[here]
-
-        return loss
-
-    def _score(self, micros: Sequence[MicroBatch], batch: Sequence[Sample]) -> dict[int, torch.Tensor]:
-        """Log-probabilities by index of the sample, for this rank's micro-batches. A collective."""
-        rounds = int(self._ranks.reduce_max(np.array([len(micros)]))[0])
-        scored: dict[int, torch.Tensor] = {}
-        for number in range(rounds):
-            micro = micros[number] if number < len(micros) else MicroBatch.empty()
-            with torch.no_grad():
-                _, logprobs = self._forward(micro, None)
-            pieces: Any = torch.split(logprobs, list(micro.lengths))
-            scored.update(zip(micro.samples, pieces, strict=True))
-        return scored
-
-    def _require_finite(self, loss: torch.Tensor, logprobs: torch.Tensor, micro: MicroBatch) -> None:
-        if torch.isfinite(loss):
+    def _require_finite(self, losses: np.ndarray, done: Sequence[tuple[MicroBatch, torch.Tensor, torch.Tensor]]) -> None:
+        broken = np.flatnonzero(~np.isfinite(losses))
+        # All ranks stop together.
+        if not self._ranks.reduce_max(np.array([len(broken)]))[0]:
             return
+        if not len(broken):
+            self._diverged("a loss of another rank is not finite")
+        micro, _, logprobs = done[broken[0]]
         owners = np.repeat(micro.samples, micro.lengths)
         bad = (~torch.isfinite(logprobs)).nonzero()
         who = f"sample {owners[int(bad[0])]}" if len(bad) else f"one of samples {sorted(micro.samples)}"
-        raise TrainingDiverged(
-            f"step {self.step}: the loss of {who} of the batch is {float(loss.detach())}; "
-            "the weights are those before the step; go back to an earlier save with a lower learning rate"
-        )
+        self._diverged(f"the loss of {who} of the batch is {losses[broken[0]]}")
 
-    def _clip(self) -> float:
-        grads = [p.grad for _, p in self._weights.named if p.grad is not None]
-        total: Any = torch.nn.utils.get_total_norm(grads)
-        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
-        if not np.isfinite(norm):
-            self._weights.clear_gradients()
-            raise TrainingDiverged(
-                f"step {self.step}: the gradient norm is {norm}; the weights are those before the step; "
-                "go back to an earlier save with a lower learning rate"
-            )
-        limit = self.settings.max_grad_norm
-        if limit is not None and norm > limit:
-            torch._foreach_mul_([grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads], limit / norm)
-        return norm
+    def _diverged(self, what: str) -> NoReturn:
+        self._weights.clear_gradients()
+        raise TrainingDiverged(
+            f"step {self.step}: {what}; the weights are those before the update; go back to an earlier save with a lower "
+            "learning rate"
+        )

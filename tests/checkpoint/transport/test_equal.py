@@ -38,7 +38,7 @@ def channel(wire: Wire, generation: int) -> Channel:
 
 def load_folder(engine: EngineClient, path: Path, version: int, expect: str) -> str | None:
     engine.pause("in_place")
-    update = engine.update_weights_from_disk(path, version, flush_cache=False, expect_hash=expect)
+    update = engine.update_weights_from_disk(path, version, expect_hash=expect)
     engine.continue_()
     return update.weight_hash
 
@@ -67,7 +67,7 @@ def test_a_version_is_the_same_by_every_way(
     trainer.order("distributed", generation=1, engines=["inference.0"])
     update.join()
     engine.pause("in_place")
-    got = update.update(4, expect_hash=fourth["hash"], flush_cache=False, seconds=WAIT_S)
+    got = update.update(4, expect_hash=fourth["hash"], seconds=WAIT_S)
     engine.continue_()
     assert trainer.answer() == {"sent": 4}
     assert got.weight_hash == fourth["hash"]
@@ -96,7 +96,7 @@ def test_an_engine_whose_sender_dies_half_way_serves_again_only_after_a_whole_lo
     update.join()
     engine.pause("in_place")
     with pytest.raises(EngineError, match=r"a member is gone.*4 of \d+ tensors had come; load a whole version"):
-        update.update(1, expect_hash=published["hash"], flush_cache=False, seconds=WAIT_S)
+        update.update(1, expect_hash=published["hash"], seconds=WAIT_S)
     assert trainer.ended() != 0
     engine.continue_()
     assert not engine.health()
@@ -122,7 +122,7 @@ def test_an_engine_that_dies_half_way_is_named_to_the_sender(
 
         def receive() -> None:
             with pytest.raises(EngineError):
-                update.update(1, expect_hash=None, flush_cache=False, seconds=WAIT_S)
+                update.update(1, expect_hash=None, seconds=WAIT_S)
             ended.set()
 
         threading.Thread(target=receive).start()

@@ -89,6 +89,42 @@ def test_long_responses_are_not_put_beside_each_other_where_attention_costs_more
     assert apart[0].tokens.shape[1] < 2200
 
 
+@settings(deadline=None)
+@given(batches(), st.integers(1, 120))
+def test_sequences_of_one_row_let_through_what_the_mask_does(samples, budget):
+    found = []
+    for micro in pack(samples, range(len(samples)), budget=budget, one_row=True):
+        assert len(micro.tokens) == 1
+        assert micro.tokens.size <= budget or len(micro.samples) == 1
+        made = micro.sequences()
+        keys = np.arange(micro.tokens.size) if made.keys is None else made.keys
+        assert made.query_starts[-1] == micro.tokens.size
+        assert made.key_starts[-1] == len(keys)
+        sizes = [np.diff(starts) for starts in (made.query_starts, made.key_starts)]
+        assert (made.most_queries, made.most_keys) == (sizes[0].max(), sizes[1].max())
+        mask = micro.mask()[0]
+        for first, last, start, end in zip(
+            made.query_starts, made.query_starts[1:], made.key_starts, made.key_starts[1:], strict=False
+        ):
+            for query in range(first, last):
+                assert np.flatnonzero(mask[query]).tolist() == sorted(keys[start : end - (last - 1 - query)])
+        found += micro.samples
+    assert sorted(found) == list(range(len(samples)))
+
+
+def test_rows_of_several_have_no_sequences():
+    (micro,) = pack(make([(0, 10, 54), (1, 4, 20), (2, 4, 20)]), range(3), budget=128)
+    with pytest.raises(ValueError, match="2 rows"):
+        micro.sequences()
+
+
+def test_a_sample_alone_is_one_sequence_and_its_keys_are_not_copied():
+    (micro,) = pack(make([(0, 10, 20), (1, 5, 9)]), range(2), budget=64, one_row=True)
+    made = micro.sequences()
+    assert made.keys is None
+    assert made.query_starts.tolist() == made.key_starts.tolist() == [0, 30, 44, 48]
+
+
 def test_short_units_share_rows():
     samples = make([(0, 10, 54), (1, 4, 20), (2, 4, 20)])
     (micro,) = pack(samples, range(3), budget=128)

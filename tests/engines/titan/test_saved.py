@@ -17,7 +17,7 @@ from hpcrl.engines.titan.trainer import TitanTrainer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("family", ["tiny_model", "tiny_qwen3"])
+@pytest.mark.parametrize("family", ["tiny_model", "tiny_qwen2", "tiny_qwen3"])
 def test_each_tensor_is_the_one_published(family, request, tmp_path):
     model = request.getfixturevalue(family)
     trainer = TitanTrainer(TrainerSettings(model=str(model), compute_dtype="float32", lr=1e-3), World())
