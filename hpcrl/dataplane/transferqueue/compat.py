@@ -33,13 +33,13 @@ from typing import Any
 
 import torch.compiler
 import zmq
+import zmq.asyncio
 
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.run.curve import Pair, curve_pair, guard_client, guard_server
+from hpcrl.run.sockets import IO_THREADS, shared_context
 
 VERSION = "0.1.11"
-# Encryption is the work of a context's I/O threads, one for each connection, and one thread seals about 450 MiB/s.
-_IO_THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 _MARKS = ("allow_in_graph", "assume_constant_result")
 _RAY = ("ray", "ray.util", "ray.util.scheduling_strategies")
 # The limit on torch threads would fight with the role's own. A unit that was killed is asked again soon; the whole call has
@@ -161,7 +161,7 @@ def drop_key() -> None:
 
 def _create_curve_socket(ctx: zmq.Context[Any], socket_type: Any, ip: str, identity: Any = None) -> Any:
     # Of a context that has a socket already, this changes nothing.
-    ctx.set(zmq.IO_THREADS, _IO_THREADS)
+    ctx.set(zmq.IO_THREADS, IO_THREADS)
     socket = _create_zmq_socket(ctx, socket_type, ip, identity)
     if _curve is None:
         socket.close(linger=0)
@@ -187,7 +187,7 @@ class _UnitsOnly(simple_module.AsyncSimpleStorageManager):  # type: ignore[misc]
 def connect_units(endpoints: Sequence[Mapping[str, Any]]) -> Any:
     """A storage manager for units, in their order."""
     infos = {str(endpoint["id"]): _server_info(endpoint) for endpoint in endpoints}
-    return _UnitsOnly(None, {"zmq_info": infos})
+    return _UnitsOnly(None, {"zmq_info": infos}, zmq.asyncio.Context.shadow(shared_context()))
 
 
 async def clear_values(manager: Any, indexes: Sequence[int]) -> list[int]:
