@@ -127,6 +127,8 @@ class Leader:
             waited = time.monotonic() - started
             # Training would make it one of another step.
             self._tend_saves(now=True)
+            # To begin a save may have taken long; what was collected is collected again.
+            context.raise_if_stopped()
             self._step(groups, started, waited)
             self._tend_saves(due=self._is_due())
         self._save_last(seconds=PARTS_S)

@@ -137,7 +137,7 @@ def test_a_node_that_goes_down_without_a_spare_sends_the_job_back_into_the_queue
     both = {name: runs.submit("phased", layout, "steps=60") for name, layout in (("all", alone), ("trainer", het))}
     lost = set()
     for name, run in both.items():
-        run.wait_for_line('"step":12,"version":12', 1, "trainer.0")
+        run.wait_for_line('"kind":"saved","step":10', 1, "trainer.0")
         lost.add(int(json.loads((run.path / "attempt_1" / "slurm.json").read_text())["nodes"][name][0].removeprefix("n")))
     for number in lost:
         runs.cluster.node_down(number)
