@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hpcrl.checkpoint.publish.layout import TensorSpec
+from hpcrl.checkpoint.state.layout import StateError, look
 from hpcrl.checkpoint.state.manifest import Manifest, Mesh
 from hpcrl.checkpoint.state.restore import Expected, restore
 from hpcrl.checkpoint.state.retain import Keep
@@ -46,6 +47,8 @@ class TitanTrainer:
         settings: what to train and how.
         process: which rank this is and what it may use. Threads are limited to its ``cpus`` in the calling thread, which
             must also make the later calls.
+        saves: folder of saves. If one is there, the model's own weights are not read, and :meth:`load_state` must be called
+            before anything else.
 
     Attributes:
         step: batches trained so far.
@@ -56,7 +59,7 @@ class TitanTrainer:
         WorldError: the ranks could not meet.
     """
 
-    def __init__(self, settings: TrainerSettings, process: ProcessInfo) -> None:
+    def __init__(self, settings: TrainerSettings, process: ProcessInfo, saves: Path | None = None) -> None:
         if problems := settings.problems():
             raise CheckFailed(problems)
         torch.set_num_threads(max(1, process.cpus))
@@ -71,13 +74,17 @@ class TitanTrainer:
         self._ranks = Ranks(process, collective_s=settings.collective_s)
         try:
             self._model: Any = build_model(self._spec, settings, world_size=process.world_size, device=self._ranks.device)
-            load_weights(self._model, self._spec, folder, world_size=process.world_size)
+            # Rank 0 says, as another may see the folder later.
+            self._blank = bool(self._ranks.say(int(saves is not None and bool(look(saves).committed))))
+            if not self._blank:
+                load_weights(self._model, self._spec, folder, world_size=process.world_size)
         except BaseException:
             self._ranks.close()
             raise
         # FSDP casts by itself, and in float32 there is nothing to cast.
         plain = process.world_size > 1 or settings.compute_dtype == "float32"
-        self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, _DTYPES[settings.compute_dtype])
+        dtype = _DTYPES[settings.compute_dtype]
+        self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, dtype, blank=self._blank)
         self._optimizer = self._build_optimizer()
         self._saver: Saver | None = None
 
@@ -208,6 +215,9 @@ class TitanTrainer:
         if manifest is not None:
             self.step = manifest.step
             self._weights.renew()
+        elif self._blank:
+            raise StateError(f"the saves that were in {folder} when this process started are gone; start again")
+        self._blank = False
         # Its process starts while the first batch is waited for.
         saver.prepare(self._state())
         return manifest
@@ -246,12 +256,13 @@ class TitanTrainer:
             weight_decay=self.settings.weight_decay,
             fused=True,
         )
-        # Made now and not at the first step, so that a save can be loaded before it.
+        # Made now and not at the first step, so that a save can be loaded before it; and then its memory is filled only once.
+        moment = torch.empty_like if self._blank else torch.zeros_like
         for _, p in self._weights.named:
             optimizer.state[p] = {
                 "step": torch.zeros((), dtype=torch.float32, device=self._ranks.device),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
+                "exp_avg": moment(p),
+                "exp_avg_sq": moment(p),
             }
         return optimizer
 
