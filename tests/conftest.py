@@ -10,11 +10,16 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 
+# No example has a deadline: this host is shared.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 # They share the real cluster, and take longest.
 _CLUSTER = "tests/slurm/"
 # Folders whose tests share what takes long to start.
 _SHARED = (_CLUSTER, "tests/engines/contract/")
+_CRASHED = pytest.StashKey[bool]()
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
@@ -32,6 +37,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((folder for folder in _SHARED if nodeid.startswith(folder)), None) or str(super()._split_scope(nodeid))
 
     return Lanes(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(sched: Any) -> None:
+    """A worker crashed: what was left to it is not run, and the end must not look like that of tests which failed."""
+    sched.config.stash[_CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(_CRASHED, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

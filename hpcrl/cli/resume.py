@@ -17,19 +17,19 @@ def command(run: str, after: str | None, hold: bool, force: bool, as_json: bool)
     """Queue a further job for RUN, a directory or a name; it goes on from its last save.
 
     Refused while a job of the run is queued or runs, where its time limit does not hold a step, and where model, tokenizer or
-    dataset are not those of its saves. A run of `hpcrl run` goes
-    on with `hpcrl run --resume`.
+    dataset are not those of its saves. A run of `hpcrl run` goes on with `hpcrl run --resume`.
     """
     from hpcrl.cli.submit import job_of, shown_name
     from hpcrl.config.codec import recipe_from_run
     from hpcrl.launch.find import find_run
     from hpcrl.launch.slurm import Slurm
-    from hpcrl.launch.steer import resume
+    from hpcrl.launch.steer import GO_ON, must_be_slurms, resume
     from hpcrl.launch.time_limit import of_run
     from hpcrl.roles.identity import check_resume
     from hpcrl.run.errors import CheckFailed
 
     held = find_run(run)
+    must_be_slurms(held, GO_ON.format(held.path))
     limit = of_run(held)
     if limit is not None and limit.problems:
         raise CheckFailed(limit.problems)

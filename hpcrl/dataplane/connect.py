@@ -13,8 +13,8 @@ from hpcrl.dataplane.member import Member
 from hpcrl.dataplane.memory import MemoryHub, MemoryPlane
 from hpcrl.dataplane.plane import LedgerPlane
 from hpcrl.dataplane.store import INLINE_BYTES, NodeStore
-from hpcrl.plan.edges import Edge, claims
-from hpcrl.recipe import Recipe, Role
+from hpcrl.plan.edges import Edge, crosses
+from hpcrl.recipe import Recipe
 from hpcrl.run.stop import StopFlag
 
 LIVES = 256
@@ -123,11 +123,3 @@ def connect(
         desk.close()
         store.close()
         raise
-
-
-def crosses(role: Role, edges: frozenset[Edge]) -> bool:
-    """Whether a role reads or writes one of these columns."""
-    claimed = {(claim.stream, name) for claim in claims(role) for name in claim.columns}
-    # Who clears rows clears them all, and a creator may drop some.
-    whole = {r.stream for r in role.reads() if r.final} | {w.stream for w in role.writes() if w.creates}
-    return any(edge in claimed or edge[0] in whole for edge in edges)

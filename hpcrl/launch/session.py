@@ -38,6 +38,7 @@ class Session:
     ) -> None:
         self._recipe, self._run, self._plan = recipe, run, plan
         self._in_process, self._tracking_uri = in_process, tracking_uri
+        self._ignitors = LocalRun(len(plan.allocation.slots), drain_s=recipe.limits.drain_s)
         self._interrupts = 0
         self._hurried = False
 
@@ -47,12 +48,15 @@ class Session:
         attempt = self._run.new_attempt()
         # All attempts have the same tracker and one report: none waits for what only tells of the one before.
         with self._interrupts_counted(), tracker(self._run, attempt, self._tracking_uri):
-            while True:
-                began.append(read_cursor(self._run.state).step)
-                code, failure = self._live(attempt)
-                if failure is None or not failure.killed_by or self._interrupts or self._is_stuck(began, failure):
-                    break
-                attempt = self._run.new_attempt()
+            try:
+                while True:
+                    began.append(read_cursor(self._run.state).step)
+                    code, failure = self._live(attempt)
+                    if failure is None or not failure.killed_by or self._interrupts or self._is_stuck(began, failure):
+                        break
+                    attempt = self._run.new_attempt()
+            finally:
+                self._ignitors.kill()
             try:
                 write_report(self._run)
             except OSError as error:
@@ -79,18 +83,15 @@ class Session:
         return code, failure
 
     def _run_processes(self, attempt: Attempt, progress: Progress) -> int:
-        run = LocalRun(attempt, len(self._plan.allocation.slots), drain_s=self._recipe.limits.drain_s)
-        asked_at: float | None = None
-        try:
-            while not run.wait(0.5):
-                progress.update()
-                if self._interrupts and asked_at is None:
-                    asked_at = self._asked()
-                    run.drain()
-                if self._interrupts > 1 or (asked_at and time.monotonic() - asked_at > run.finish_s):
-                    run.kill()
-        finally:
-            run.kill()
+        run, asked_at = self._ignitors, None
+        run.begin(attempt)
+        while not run.wait(0.5):
+            progress.update()
+            if self._interrupts and asked_at is None:
+                asked_at = self._asked()
+                run.drain()
+            if self._interrupts > 1 or (asked_at and time.monotonic() - asked_at > run.finish_s):
+                run.kill()
         # What was killed at a person's word did not fail.
         self._hurried = self._interrupts > 1 and run.code() != 0
         return INTERRUPTED if self._hurried else run.code() or (INTERRUPTED if asked_at else 0)

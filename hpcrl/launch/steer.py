@@ -25,6 +25,8 @@ LOCK_S = 30.0
 # The supervisor saves, and ends or queues the job again, by whether the run is cancelled.
 SAVE = "USR1"
 
+GO_ON = "go on with it: hpcrl run --resume {}"
+
 
 def cancel(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
     """End a run, with the jobs that join it; what was done, as a sentence. A running one saves first, unless it is to end now.
@@ -33,7 +35,7 @@ def cancel(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
         CheckFailed: it is no run of Slurm's, or no job of it is queued or runs.
         SlurmDown: Slurm does not answer; the run is marked, so that it is not queued again.
     """
-    _must_be_slurms(run, "press Ctrl-C where it runs")
+    must_be_slurms(run, "press Ctrl-C where it runs")
     # First the mark: a job that ends meanwhile must not come back.
     mark = run.path / "cancelled"
     marked = mark.exists()
@@ -63,7 +65,7 @@ def requeue(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
         CheckFailed: it is no run of Slurm's, none of its jobs runs, or it is cancelled.
         SlurmDown: Slurm does not answer.
     """
-    _must_be_slurms(run, "it has no queue to go back into")
+    must_be_slurms(run, "it has no queue to go back into")
     if (run.path / "cancelled").exists():
         raise CheckFailed([f"run {run.path} is cancelled; go on with it: hpcrl resume {run.path}"])
     job = _active_job(run, slurm)
@@ -91,7 +93,7 @@ def resume(run: RunDirectory, slurm: Slurm, *, hold: bool = False, after: int | 
         SlurmDown: Slurm does not answer; nothing is queued.
         NotKnown: the job may be queued.
     """
-    _must_be_slurms(run, f"go on with it: hpcrl run --resume {run.path}")
+    must_be_slurms(run, GO_ON.format(run.path))
     try:
         with FileLock(run.path / "slurm" / ".lock", timeout=LOCK_S):
             return _resume(run, slurm, hold, after)
@@ -148,6 +150,7 @@ def _ended(run: RunDirectory, slurm: Slurm, known: Sequence[int]) -> list[int]:
     return [*known, *(job.id for job in look([run], slurm, settled=[run.run_id])[run.run_id].jobs)]
 
 
-def _must_be_slurms(run: RunDirectory, instead: str) -> None:
+def must_be_slurms(run: RunDirectory, instead: str) -> None:
+    """Refuse a run that has no job, with what to do instead."""
     if not is_cluster_run(run):
         raise CheckFailed([f"run {run.path} was started by `hpcrl run` and has no job; {instead}"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hpcrl.recipe import Reads, Recipe, Role, Writes
 
@@ -34,3 +34,11 @@ def edges_across(recipe: Recipe, nodes: Mapping[str, frozenset[str]]) -> frozens
 def claims(role: Role) -> tuple[Reads | Writes, ...]:
     """All that a role reads and writes."""
     return (*role.reads(), *role.writes())
+
+
+def crosses(role: Role, edges: Collection[Edge]) -> bool:
+    """Whether a role reads or writes one of these columns."""
+    claimed = {(claim.stream, name) for claim in claims(role) for name in claim.columns}
+    # Who clears rows clears them all, and a creator may drop some.
+    whole = {r.stream for r in role.reads() if r.final} | {w.stream for w in role.writes() if w.creates}
+    return any(edge in claimed or edge[0] in whole for edge in edges)

@@ -70,6 +70,14 @@ class Inference(Role):
                 problems += failed.problems
         return problems
 
+    def prepare(self, *, gpus: bool) -> None:
+        """The engine, its server, and the model's own code."""
+        import hpcrl.engines.embedded.server
+        import hpcrl.roles.fence  # noqa: F401
+        from hpcrl.engines.embedded.model import import_family
+
+        import_family(resolve_model(self.model))
+
     def run(self, context: RoleContext) -> None:
         """Serve until stopped, switching to each newest version as it is announced."""
         from hpcrl.checkpoint.publish.node import NodeWeights

@@ -72,6 +72,11 @@ class Reward(Role):
             problems += failed.problems
         return problems
 
+    def prepare(self, *, gpus: bool) -> None:
+        """The pool of workers; the function is theirs to import."""
+        import numpy  # noqa: F401
+        import pebble  # noqa: F401
+
     def run(self, context: RoleContext) -> None:
         """Grade until the stream ends."""
         limits = GradingLimits(

@@ -74,6 +74,13 @@ class Rollout(Role):
             return problems + list(failed.problems)
         return problems + prompt_problems(self.dataset, model, max_new_tokens=self.sampling.max_new_tokens, context=context)
 
+    def prepare(self, *, gpus: bool) -> None:
+        """What makes prompts and asks engines."""
+        import hpcrl.data.tokenizer
+        import hpcrl.roles.generation
+        import hpcrl.roles.producer
+        import hpcrl.roles.prompting  # noqa: F401
+
     def run(self, context: RoleContext) -> None:
         """Produce every prompt of the schedule that is neither in the queue nor in the trainer's newest save, then close it."""
         from hpcrl.data.tokenizer import open_encoder

@@ -148,6 +148,15 @@ class Trainer(TrainerSettings, Role):
         longest = max((sampling.max_new_tokens for sampling in sampled if isinstance(sampling, Sampling)), default=0)
         return schedule.steps * samples * longest * _TOKEN_BYTES
 
+    def prepare(self, *, gpus: bool) -> None:
+        """torchtitan and the trainer's loop."""
+        import hpcrl.roles.training
+        from hpcrl.engines.titan import compat
+
+        compat.enable("cuda" if gpus else "cpu")
+        import hpcrl.engines.titan.build
+        import hpcrl.engines.titan.model  # noqa: F401
+
     def run(self, context: RoleContext) -> None:
         """Train ``schedule.steps`` steps, or until the stream ends or the role is stopped."""
         from hpcrl.engines.titan.trainer import TitanTrainer
@@ -157,7 +166,7 @@ class Trainer(TrainerSettings, Role):
         turns.take(step=0)
         context.phase("load")
         settings = replace(self, model=str(resolve_model(self.model)))
-        engine = TitanTrainer(settings, context.identity)
+        engine = TitanTrainer(settings, context.identity, context.attempt.run.state)
         turns.memory = engine.memory
         try:
             (Leader if context.identity.rank == 0 else Follower)(settings, context, engine, turns).run()

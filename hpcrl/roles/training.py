@@ -261,6 +261,8 @@ class Leader:
     def _about_to_train(self, groups: Sequence[Batch]) -> list[Sample]:
         # Training would make a save one of another step.
         self._tend_saves(now=True)
+        # To begin one may have taken long; what was collected is collected again.
+        self._context.raise_if_stopped()
         self._take_turn()
         self._context.phase("train", step=self._engine.step + 1)
         return _samples(_joined(groups), divide_by_std=self._settings.divide_by_std)

@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcrl.supervise.adopted import Started
+from hpcrl.supervise.linux import reap_group
 from hpcrl.supervise.restarts import Restarts
 from hpcrl.supervise.signals import STOP, held_back
+from hpcrl.supervise.spares import Spares
 
 # What a process that was killed has left behind may take so long to end well.
 GROUP_GRACE_S = 1.0
@@ -32,11 +35,11 @@ class Child:
     name: str
     service: bool
     log: Path
-    spawn: Callable[[int], subprocess.Popen[bytes]]
+    spawn: Callable[[int], Started]
     restarts: Restarts
     incarnation: int = 0
     killed: bool = False
-    popen: subprocess.Popen[bytes] = field(init=False)
+    popen: Started = field(init=False)
 
     def __post_init__(self) -> None:
         self.popen = self.spawn(self.incarnation)
@@ -52,6 +55,7 @@ class Child:
         log: Path,
         service: bool,
         restarts: Restarts | None = None,
+        spares: Spares | None = None,
     ) -> Child:
         """Run ``python -m module argument`` with its output in a log file.
 
@@ -60,9 +64,12 @@ class Child:
         Args:
             argument: from the incarnation, 0 at first.
             restarts: how often it may be started again; None = never.
+            spares: it begins as a fork of one of them if it can.
         """
 
-        def spawn(incarnation: int) -> subprocess.Popen[bytes]:
+        def spawn(incarnation: int) -> Started:
+            if spares is not None and (forked := spares.spawn(env, module, argument(incarnation), log)) is not None:
+                return forked
             with open(log, "ab") as output, held_back():
                 return subprocess.Popen(
                     [sys.executable, "-m", module, argument(incarnation)],
@@ -105,6 +112,7 @@ class Child:
         number, deadline = signal.SIGTERM, time.monotonic() + GROUP_GRACE_S
         try:
             while True:
+                reap_group(self.popen.pid)
                 os.killpg(self.popen.pid, number)
                 if number == signal.SIGKILL:
                     return

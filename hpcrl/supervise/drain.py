@@ -92,6 +92,10 @@ class DrainFlag(StopFlag):
         for number in numbers:
             signal.signal(number, self._signalled)
 
+    def follow(self, attempt: Attempt) -> None:
+        """Be that of a further attempt; a signal that came since :meth:`is_set` was asked is a request to that one."""
+        self._attempt = attempt
+
     def is_set(self) -> bool:
         """Whether the stop was asked for, in whatever way."""
         if self._signal is not None:

@@ -24,12 +24,12 @@ from hpcrl.run.records import DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import back_off
 from hpcrl.supervise.drain import DrainTimer, ask_to_drain, drain_of
 from hpcrl.supervise.heard import Heard
-from hpcrl.supervise.ignitor import workers_of
 from hpcrl.supervise.job import Job, SlurmCallFailed, hostnames, kill_wait
 from hpcrl.supervise.join import Call, Ready, answer, call_of, taken
 from hpcrl.supervise.life import shorten_drain
 from hpcrl.supervise.requeue import back_into_queue
 from hpcrl.supervise.signals import FROM_OUTSIDE, STOP
+from hpcrl.supervise.starting import workers_of
 from hpcrl.supervise.steps import Steps
 from hpcrl.supervise.verdict import keeps_job, missed_signal
 from hpcrl.tracking.journal import Journal

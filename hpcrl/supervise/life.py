@@ -18,10 +18,10 @@ from hpcrl.run.records import CAUSED_S, DoneRecord, DoneRecords, write_done
 from hpcrl.run.stop import back_off
 from hpcrl.supervise.drain import Drain, ask_to_drain, drain_of
 from hpcrl.supervise.heard import Heard
-from hpcrl.supervise.ignitor import workers_of
 from hpcrl.supervise.job import Job, JobState, SlurmCallFailed, hostnames
 from hpcrl.supervise.join import Ready
 from hpcrl.supervise.joined import JoinWatch
+from hpcrl.supervise.starting import workers_of
 from hpcrl.supervise.steps import Step, Steps
 from hpcrl.supervise.verdict import Verdict, judge_attempt, seconds_left
 from hpcrl.tracking.journal import Journal

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hpcrl.checkpoint.cursor import read_cursor
-from hpcrl.plan.edges import edges_across
+from hpcrl.plan.edges import Edge, crosses, edges_across
 from hpcrl.plan.plan import Plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt
@@ -134,7 +134,7 @@ def connect_queue(spec: ProcessSpec, recipe: Recipe, attempt: Attempt, rendezvou
     Raises:
         DeadlineExceeded: they do not listen within ``limits.start_s``.
     """
-    from hpcrl.dataplane.connect import QueueAddress, connect, crosses
+    from hpcrl.dataplane.connect import QueueAddress, connect
     from hpcrl.dataplane.shm.folders import shared_folder
 
     across = frozenset(spec.across)
@@ -180,3 +180,13 @@ def nearest_units(plan: Plan) -> Mapping[str, int]:
     if not units:
         return {}
     return {name: units.index(name) if name in units else turn % len(units) for turn, name in enumerate(names)}
+
+
+def modules_of(recipe: Recipe, group: str, rank: int, across: Collection[Edge]) -> tuple[str, ...]:
+    """What a process imports for the data plane, and that takes long."""
+    if group == QUEUE_GROUP:
+        if rank:
+            return ("hpcrl.dataplane.transferqueue.storage", "hpcrl.dataplane.snapshot.parts", "hpcrl.dataplane.connect")
+        return ("hpcrl.dataplane.desk.process", "hpcrl.dataplane.connect")
+    far = ("hpcrl.dataplane.transferqueue.mover",) if crosses(recipe.groups[group].role, across) else ()
+    return ("hpcrl.dataplane.connect", "hpcrl.dataplane.desk.client", *far)

@@ -18,12 +18,15 @@ from hpcrl.supervise.children import Child, wait_until_ended
 from hpcrl.supervise.deaths import Deaths
 from hpcrl.supervise.drain import DrainTimer
 from hpcrl.supervise.linux import sleep_until_an_end
+from hpcrl.supervise.spares import Spares
 
 log = logging.getLogger(__name__)
 
 # Services only close sockets; this is for interpreters that are slow to end on a loaded host. Together less than what
 # the launcher grants an ignitor (IGNITOR_GRACE_S).
 SERVICE_GRACE_S = 20.0
+# Where a process was killed another attempt waits, and a role that is a service has nothing to save.
+LOST_GRACE_S = 0.5
 QUEUE_GRACE_S = 10.0
 
 
@@ -36,6 +39,7 @@ def watch(
     drain_s: float,
     roles: frozenset[str] = frozenset(),
     who: str = "ignitor.0",
+    spares: Spares | None = None,
 ) -> DoneRecord | None:
     """Watch until the run has ended everywhere and nothing of this slot is left.
 
@@ -46,6 +50,7 @@ def watch(
             leave less.
         roles: every process of the run, on any slot, that needs the queue. Services that are none of them end last.
         who: this ignitor; names its journal.
+        spares: made while the slot is calm, and let go once the run ends.
 
     Returns:
         The first failure of the run, or None.
@@ -63,6 +68,8 @@ def watch(
             ending = asked or asked_at is not None or records.first_failure() is not None
             deaths.look(mend=not ending, asked=asked_at is not None)
             failure = records.first_failure()
+            if spares is not None:
+                _tend(spares, children, failure, over=ending)
             stopped = [name for name, record in records.read().items() if name in workers and record.status == "stopped"]
             if asked_at is None and (failure is not None or stopped or asked):
                 asked_at = time.monotonic()
@@ -82,17 +89,28 @@ def watch(
                 break
             # Another slot's end is only seen in the records.
             sleep_until_an_end([child.popen.pid for child in children if child.ended() is None], next(pauses))
+        if spares is not None:
+            _tend(spares, children, records.first_failure(), over=True)
         return _end_services(children, roles, records, attempt, deaths)
     finally:
         for child in children:
             child.kill()
 
 
+def _tend(spares: Spares, children: Sequence[Child], failure: DoneRecord | None, *, over: bool) -> None:
+    if not over:
+        spares.tend([child.popen.pid for child in children])
+    elif not (spares.outlast and failure is not None and failure.killed_by):
+        spares.close()
+
+
 def _end_services(
     children: Sequence[Child], roles: frozenset[str], records: DoneRecords, attempt: Attempt, deaths: Deaths
 ) -> DoneRecord | None:
+    failure = records.first_failure()
+    seconds = LOST_GRACE_S if failure is not None and failure.killed_by else SERVICE_GRACE_S
     deadline, pauses = time.monotonic() + SERVICE_GRACE_S, back_off(0.02, 0.2)
-    _end([child for child in children if child.service and child.name in roles], SERVICE_GRACE_S, records, attempt)
+    _end([child for child in children if child.service and child.name in roles], seconds, records, attempt)
     deaths.look()
     while not roles <= records.read().keys() and time.monotonic() < deadline:
         time.sleep(next(pauses))

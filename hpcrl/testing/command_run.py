@@ -18,6 +18,7 @@ from hpcrl.cli.evidence import Evidence, examine
 from hpcrl.cli.observe import Observer
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.stop import back_off, wait_for
+from hpcrl.supervise.spares import ALL_READY
 from hpcrl.testing.faults import BACK_S, Kill
 from hpcrl.tracking.journal import RunJournalReader
 
@@ -74,6 +75,11 @@ class CommandRun:
             return True if sum(1 for _, r in self._fresh if r["kind"] == "step") >= before + more else None
 
         self._await(f"{more} more steps", poll, seconds)
+
+    def await_spares(self, seconds: float) -> None:
+        """Wait until what dies is started again from spares, on a run of one slot."""
+        log = RunDirectory.open(self._path).latest().log("ignitor.0")
+        self._await("the spares", lambda: ALL_READY in log.read_text() or None, seconds)
 
     def kill(self, name: str) -> Kill:
         """Kill a process, and wait until it is back in service and a step was trained.

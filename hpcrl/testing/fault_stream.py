@@ -119,7 +119,7 @@ class Train(Role):
             context.queue.acknowledge(batch)
 
 
-def recipe(pause_s: float = 0.0) -> Recipe:
+def recipe(pause_s: float = 0.0, *, spares: bool = True) -> Recipe:
     """The recipe."""
     streams = tuple(
         Stream(
@@ -142,7 +142,7 @@ def recipe(pause_s: float = 0.0) -> Recipe:
         },
         streams=streams,
         schedule=Schedule(steps=1, prompts_per_step=16, samples_per_prompt=ROWS, window=None),
-        limits=Limits(start_s=240, wait_s=120, call_s=60, drain_s=30, snapshot_s=0),
+        limits=Limits(start_s=240, wait_s=120, call_s=60, drain_s=30, snapshot_s=0, spares=spares),
     )
 
 

@@ -11,7 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,10 @@ from hpcrl.run.stop import StopFlag, back_off, wait_for
 from hpcrl.supervise.children import Child
 from hpcrl.supervise.queue import shared_memory
 from hpcrl.supervise.restarts import Restarts
+from hpcrl.supervise.spare import ENTRY
+from hpcrl.supervise.spares import Spares
 from hpcrl.supervise.spec import QUEUE_GROUP, ProcessSpec
+from hpcrl.supervise.starting import warm_for
 from hpcrl.supervise.watch import watch
 from hpcrl.testing.fault_stream import MOVED, PUT, ROWS, SCORED, STREAMS, TRAINED, recipe
 from hpcrl.testing.faults import BACK_S, Kill
@@ -69,13 +72,14 @@ class StreamRun:
     Args:
         path: of the run's directory.
         pause_s: of each maker between two prompts of a stream [s].
+        spares: see :class:`hpcrl.recipe.Limits`.
 
     Attributes:
         names: of its processes.
     """
 
-    def __init__(self, path: Path, *, pause_s: float = 0.0) -> None:
-        self._recipe = recipe(pause_s)
+    def __init__(self, path: Path, *, pause_s: float = 0.0, spares: bool = True) -> None:
+        self._recipe = recipe(pause_s, spares=spares)
         self.directory = RunDirectory.create(path, name="faults", recipe_json=recipe_to_json(self._recipe))
         self._attempt = self.directory.new_attempt()
         self._reader = JournalReader(self._attempt.journal)
@@ -85,6 +89,7 @@ class StreamRun:
         # What each role has done since the newest kill.
         self._fresh: dict[str, list[dict[str, Any]]] = {}
         self._children: dict[str, Child] = {}
+        self._spares: Spares | None = None
         self._stop, self._stack = StopFlag(), ExitStack()
         self._failures: list[DoneRecord | None] = []
         counts = {name: group.replicas for name, group in self._recipe.groups.items()} | {QUEUE_GROUP: 3}
@@ -93,6 +98,8 @@ class StreamRun:
 
     def __enter__(self) -> StreamRun:
         self._stack.enter_context(shared_memory(self._attempt))
+        if self._recipe.limits.spares:
+            self._spares = self._stack.enter_context(closing(Spares(self._attempt.log("ignitor.0"), calm_s=0.0)))
         try:
             for name, port in zip(self.names, free_ports(len(self.names)), strict=True):
                 self._children[name] = self._start(name, port)
@@ -119,6 +126,10 @@ class StreamRun:
         for name in self.names:
             if not name.startswith(QUEUE_GROUP):
                 self._await(f"rows of {name}", partial(self._fresh.get, name))
+
+    def await_spares(self) -> None:
+        """Wait until what dies is started again from spares."""
+        self._await("the spares", lambda: self._spares is None or self._spares.complete or None)
 
     def kill(self, name: str) -> Kill:
         """Kill a process and wait until it is back in service; see :meth:`_back`."""
@@ -167,21 +178,32 @@ class StreamRun:
             # So that each unit has a maker of its own.
             unit=int(rank) % 2,
         )
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        if self._spares is not None:
+            self._spares.expect(env, warm_for(self._recipe, spec))
         return Child.start(
             name,
-            "hpcrl.supervise.process",
+            ENTRY,
             partial(_argument, spec),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            env=env,
             log=self._attempt.log(name),
             service=group == QUEUE_GROUP,
             restarts=Restarts(1000, burst=1000),
+            spares=self._spares,
         )
 
     def _watch_over(self) -> None:
         roles = frozenset(name for name in self.names if not name.startswith(QUEUE_GROUP))
         drain_s = self._recipe.limits.drain_s
         failure = watch(
-            list(self._children.values()), roles, self._attempt, stop=self._stop, drain_s=drain_s, roles=roles, who="ignitor.0"
+            list(self._children.values()),
+            roles,
+            self._attempt,
+            stop=self._stop,
+            drain_s=drain_s,
+            roles=roles,
+            who="ignitor.0",
+            spares=self._spares,
         )
         self._failures.append(failure)
 

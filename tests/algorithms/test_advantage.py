@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.algorithms.advantage import group_advantages
@@ -20,7 +20,6 @@ def test_without_the_standard_deviation():
     np.testing.assert_allclose(result.values, [0.75, -0.25, -0.25, -0.25])
 
 
-@settings(deadline=None)
 @given(rows)
 def test_groups_without_a_signal_are_flagged_and_zero(pairs):
     groups, rewards = np.array([g for g, _ in pairs]), np.array([r for _, r in pairs])
@@ -32,7 +31,6 @@ def test_groups_without_a_signal_are_flagged_and_zero(pairs):
     assert (result.values[~result.has_signal] == 0).all()
 
 
-@settings(deadline=None)
 @given(rows, st.randoms())
 def test_the_order_of_samples_does_not_matter(pairs, random):
     groups, rewards = np.array([g for g, _ in pairs]), np.array([r for _, r in pairs])

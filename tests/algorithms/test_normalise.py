@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.algorithms.normalise import token_weights
@@ -8,7 +8,6 @@ from hpcrl.algorithms.normalise import token_weights
 lengths = st.lists(st.integers(0, 5000), min_size=1, max_size=200).filter(any)
 
 
-@settings(deadline=None)
 @given(lengths, st.sampled_from(["token", "sequence"]), st.integers(1, 8))
 def test_weights_of_all_tokens_on_all_ranks_sum_to_one(sizes, mode, ranks):
     weights = token_weights(np.array(sizes), mode)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.algorithms.pacing import lateness, may_start, version_needed
@@ -9,7 +9,6 @@ lags = st.integers(0, 16)
 windows = st.none() | st.integers(1, 16)
 
 
-@settings(deadline=None)
 @given(batches, windows, lags)
 def test_the_needed_version_is_the_smallest_that_may_start(batch, window, lag):
     needed = version_needed(batch, window=window, version_lag=lag)
@@ -18,14 +17,12 @@ def test_the_needed_version_is_the_smallest_that_may_start(batch, window, lag):
     assert needed == 0 or not may_start(batch, needed - 1, window=window, version_lag=lag)
 
 
-@settings(deadline=None)
 @given(batches, windows, lags, st.integers(0, 10_000))
 def test_never_past_the_version_lag(batch, window, lag, live):
     if may_start(batch, live, window=window, version_lag=lag):
         assert batch - live <= lag
 
 
-@settings(deadline=None)
 @given(batches, lags)
 def test_window_one_is_lock_step(batch, lag):
     assert version_needed(batch, window=1, version_lag=lag) == batch
@@ -40,7 +37,6 @@ def test_no_window_shares_the_lag_between_early_and_late():
     assert lateness(window=None, version_lag=3) == 1
 
 
-@settings(deadline=None)
 @given(batches, windows, lags)
 def test_the_oldest_token_keeps_the_lag_even_when_its_prompt_comes_last(batch, window, lag):
     oldest = version_needed(batch, window=window, version_lag=lag)

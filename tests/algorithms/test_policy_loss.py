@@ -1,7 +1,7 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.algorithms.policy_loss import policy_loss
@@ -17,7 +17,6 @@ def naive(current, proximal, behaviour, advantage, low, high, cap):
     return -weight * min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
 
 
-@settings(deadline=None)
 @given(st.lists(token, min_size=1, max_size=20), st.none() | st.floats(0.5, 4))
 def test_against_a_naive_reference(tokens, cap):
     current, proximal, behaviour, advantage = torch.tensor(tokens, dtype=torch.float64).T

@@ -48,7 +48,7 @@ def read(folder: Path) -> tuple[list[tuple[int, Event]], HistoryReader]:
     return list(reader.read()), reader
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(EVENTS, min_size=1, max_size=6), max_size=4))
 def test_frames_give_the_events_back(batches):
     encoder, decoder, number = FrameEncoder(), FrameDecoder(), 3

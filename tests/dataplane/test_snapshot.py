@@ -83,7 +83,7 @@ def read_back(path: Path, stream: str) -> list[SavedBlock]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(saved(), st.sampled_from(["none", "lzf", "gzip"]), st.sampled_from([1, 1 << 20]))
 def test_every_block_comes_back_byte_for_byte(tmp_path, monkeypatch, case, compression, piece):
     streams, blocks = case

@@ -162,7 +162,7 @@ def test_rows_of_an_earlier_attempt_come_back_only_when_they_are_restored():
                 assert report.clean == (not later(left.events, index))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)), max_size=40), st.integers(0, 70), st.integers(0, 70))
 def test_intervals_are_a_set(spans, start, end):
     found, truth = IntervalSet(), set()

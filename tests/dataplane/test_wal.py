@@ -74,7 +74,7 @@ def ends(records: list[bytes]) -> list[int]:
 
 
 @given(st.lists(st.lists(st.binary(max_size=200), max_size=3), max_size=8), st.integers(0, 8), st.booleans())
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_appended_comes_back(tmp_path, batches, compact_at, sync):
     path = tmp_path / "log"
     path.unlink(missing_ok=True)

@@ -256,7 +256,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     st.sampled_from([0.0, 64.0, 62.5]),
     st.sampled_from([0, 30, 32]),
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 def test_every_layout_holds_its_recipe_and_is_none_that_slurm_breaks(what, kind, nodes, spares, exclusive, memory, cpus):
     site = dataclasses.replace(SITE, exclusive=exclusive, node=NodeShape(gpus=4, cpus=cpus, memory_gib=memory))
     try:

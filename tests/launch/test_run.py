@@ -39,8 +39,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 150) -> tuple[int, s
 
 def nothing_is_left(run: Path) -> None:
     """No process of the run lives and none of its ports is taken."""
-    left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
-    assert left == []
+    assert nothing_runs(run)
     plan = json.loads((run / "attempt_1" / "plan.json").read_text())
     first, end = plan["ports"]
     taken = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -130,6 +129,48 @@ def test_processes_that_are_killed_are_started_again_and_every_number_arrives_on
     assert not [name for name in os.listdir("/dev/shm") if run_id in name]
 
 
+def ignitor_of(run: Path) -> int:
+    """Pid of the only one."""
+    found = [
+        p.pid for p in psutil.process_iter(["cmdline"]) if {"hpcrl.supervise.ignitor", str(run)} <= set(p.info["cmdline"] or [])
+    ]
+    (pid,) = found
+    return pid
+
+
+@pytest.mark.parametrize("end", ["interrupted", "killed"])
+def test_an_ignitor_lives_on_to_the_next_attempt_and_ends_with_the_run(tmp_path: Path, end: str):
+    run = tmp_path / "run"
+    process = start(run, "--set", "forever=true", "--set", "limits.restarts=0")
+    pids = []
+    for number in (1, 2, 3):
+        journal = run / f"attempt_{number}" / "journal" / "source.0.jsonl"
+        wait_for(f"attempt {number}", lambda j=journal: True if j.exists() and '"put"' in j.read_text() else None, seconds=100)
+        pids.append(ignitor_of(run))
+        if number < 3:
+            victim = process_of(run, "source.0")
+            assert victim is not None
+            victim.kill()
+    assert len(set(pids)) == 1
+    if end == "killed":
+        psutil.Process(pids[0]).kill()
+        code, output = finish(process, 60)
+        assert code == 137, output
+    else:
+        process.send_signal(signal.SIGINT)
+        code, output = finish(process, 60)
+        assert code == 130, output
+    assert "in attempt 3" in output
+    logs = [(run / f"attempt_{number}" / "logs" / "ignitor.0.log").read_text() for number in (1, 2, 3)]
+    assert all("started source.0" in log for log in logs)
+    wait_for("the run's processes to end", lambda: nothing_runs(run) or None, seconds=60)
+
+
+def nothing_runs(run: Path) -> bool:
+    """Whether no process of the run is there."""
+    return not [p for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
+
+
 @pytest.mark.parametrize("mode", ["processes", "in_process"])
 def test_ctrl_c_drains_and_says_how_to_go_on(tmp_path: Path, mode: str):
     run = tmp_path / "run"
@@ -172,11 +213,7 @@ def test_roles_end_when_their_launcher_is_killed(tmp_path: Path):
     process.kill()
     process.wait()
 
-    def gone() -> bool | None:
-        left = [p for p in psutil.process_iter(["cmdline"]) if str(run) in " ".join(p.info["cmdline"] or [])]
-        return True if not left else None
-
-    wait_for("the run's processes to end", gone, seconds=60)
+    wait_for("the run's processes to end", lambda: nothing_runs(run) or None, seconds=60)
 
 
 def test_several_slots_agree_and_share_the_work(tmp_path: Path):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.plan.balance import longest_first
@@ -12,7 +12,6 @@ def test_the_dearest_goes_first_and_the_first_wins_a_tie():
     assert longest_first([], 2) == [[], []]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 8))
 def test_every_thing_has_one_part_and_parts_differ_by_no_more_than_the_dearest(costs, parts):
     filled = longest_first(costs, parts)

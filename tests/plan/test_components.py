@@ -99,7 +99,7 @@ def test_two_components_may_share_a_machine():
     st.fixed_dictionaries({name: st.sampled_from(["x", "y"]) for name in "abcd"}),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_every_plan_keeps_to_components_and_is_the_same_in_any_order(groups, machines, mapping, random):
     allocation = Allocation(nodes=tuple(node(f"n{i}", component, gpus) for i, (component, gpus) in enumerate(machines)))
 

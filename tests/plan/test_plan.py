@@ -86,7 +86,7 @@ def plan_or_none(recipe: Recipe, allocation: Allocation) -> Plan | None:
 
 
 @given(recipes(), allocations())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_every_plan_keeps_every_promise(recipe, allocation):
     plan = plan_or_none(recipe, allocation)
     if plan is None:
@@ -142,7 +142,7 @@ def test_every_plan_keeps_every_promise(recipe, allocation):
 
 
 @given(recipes(), allocations(), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_the_order_of_groups_does_not_matter_and_json_round_trips(recipe, allocation, random):
     names = list(recipe.groups)
     random.shuffle(names)
@@ -280,9 +280,9 @@ def test_16384_gpus_are_planned_in_two_seconds():
     seconds = []
     for _ in range(3):
         allocation = Allocation.uniform(nodes=2048, gpus_per_node=8, cpus=128, memory_gib=1000)
-        start = time.perf_counter()
+        start = time.process_time()
         plan = make_plan(recipe, allocation, "r1")
         assert plan.hash
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert sum(len(process.gpus) for process in plan.processes) == 16384
     assert min(seconds) < 2.0, seconds

@@ -134,14 +134,15 @@ def test_a_node_that_goes_down_without_a_spare_sends_the_job_back_into_the_queue
     alone = Layout(components=(component("all", *PHASED),), no_kill=False, minutes=15)
     parts = (component("hub", "rollout", "reward", "evaluator"), component("inference", "inference"))
     het = Layout(components=(*parts, component("trainer", "trainer")), no_kill=False, minutes=15)
-    both = {name: runs.submit("phased", layout, "steps=60") for name, layout in (("all", alone), ("trainer", het))}
-    lost = set()
-    for name, run in both.items():
-        run.wait_for_line('"step":12,"version":12', 1, "trainer.0")
-        lost.add(int(json.loads((run.path / "attempt_1" / "slurm.json").read_text())["nodes"][name][0].removeprefix("n")))
-    for number in lost:
-        runs.cluster.node_down(number)
+    both = {name: runs.submit("phased", layout, "steps=200") for name, layout in (("all", alone), ("trainer", het))}
+    lost: set[int] = set()
     try:
+        for name, run in both.items():
+            run.wait_for_line('"kind":"saved","step":10', 1, "trainer.0")
+            node = json.loads((run.path / "attempt_1" / "slurm.json").read_text())["nodes"][name][0]
+            lost.add(int(node.removeprefix("n")))
+            # At once: the other one may need longer than this one's steps take.
+            runs.cluster.node_down(int(node.removeprefix("n")))
         for run in both.values():
             run.wait_for_line('"kind":"step"', 2, "trainer.0")
             assert not [p for p in run.processes() if re.search(r'"attempt": 1\b', " ".join(p.cmdline()))], (
@@ -158,7 +159,7 @@ def test_a_node_that_goes_down_without_a_spare_sends_the_job_back_into_the_queue
         began = json.loads((run.path / "attempt_2" / "began.json").read_text())["step"]
         assert began >= 10
         assert run.records("step", 2)[0]["step"] == began + 1
-        run.trained_exactly(60, undone=True)
+        run.trained_exactly(200, undone=True)
         run.nothing_is_left()
 
 

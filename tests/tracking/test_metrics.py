@@ -54,7 +54,7 @@ def test_of_type_tags_only_roles_are_settings() -> None:
     assert dict(settings(recipe)) == {"groups.a.role": "m:Trainer", "groups.a.role.lr": "1"}
 
 
-@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.settings(max_examples=40)
 @given(JSON, st.integers(1, 20), st.integers(1, 20))
 def test_every_parameter_fits(recipe: object, name: int, value: int) -> None:
     for key, text in parameters(recipe, longest_name=name, longest_value=value).items():
@@ -62,7 +62,7 @@ def test_every_parameter_fits(recipe: object, name: int, value: int) -> None:
         assert len(text) <= value
 
 
-@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.settings(max_examples=40)
 @given(JSON)
 def test_every_leaf_is_there_once(recipe: object) -> None:
     def leaves(value: object) -> int:

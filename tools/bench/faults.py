@@ -43,9 +43,10 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.py"
 QUICKSTART = ("queue.0", "rollout.0", "reward.0", "inference.0", "trainer.0")
 
 
-def stream(folder: Path, kills: int, draw: random.Random) -> bool:
+def stream(folder: Path, kills: int, draw: random.Random, *, spares: bool) -> bool:
     found: list[Kill] = []
-    with StreamRun(folder / "run") as run:
+    with StreamRun(folder / "run", spares=spares) as run:
+        run.await_spares()
         for name in victims(run.names, kills, draw):
             time.sleep(draw.uniform(0.1, 1.5))
             found.append(run.kill(name))
@@ -55,10 +56,16 @@ def stream(folder: Path, kills: int, draw: random.Random) -> bool:
     return report(found, outcome.evidence, "rows", outcome.lost, outcome.twice)
 
 
-def quickstart(folder: Path, kills: int, draw: random.Random, more: list[str]) -> bool:
+def quickstart(folder: Path, kills: int, draw: random.Random, more: list[str], *, spares: bool) -> bool:
     found: list[Kill] = []
     run = folder / "run"
-    sets = ("steps=10000", "groups.trainer.role.save_every=2", "limits.restarts=100", *more)
+    sets = (
+        "steps=10000",
+        "groups.trainer.role.save_every=2",
+        "limits.restarts=100",
+        f"limits.spares={str(spares).lower()}",
+        *more,
+    )
     options = [option for value in sets for option in ("--set", value)]
     command = [sys.executable, "-m", "hpcrl.cli.main", "run", str(RECIPE), "--run-dir", str(run), *options]
     with open(folder / "output", "w") as output:
@@ -66,6 +73,8 @@ def quickstart(folder: Path, kills: int, draw: random.Random, more: list[str]) -
         try:
             held = CommandRun(process, run)
             held.await_step(3, 600)
+            if spares:
+                held.await_spares(600)
             for name in victims(QUICKSTART, kills, draw):
                 time.sleep(draw.uniform(0.0, 6.0))
                 found.append(held.kill(name))
@@ -111,14 +120,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of the quickstart's recipe")
+    parser.add_argument("--no-spares", dest="spares", action="store_false", help="as if each had to import everything anew")
     options = parser.parse_args()
     draw = random.Random(options.seed)
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         if options.what == "stream":
-            well = stream(Path(folder), options.kills, draw)
+            well = stream(Path(folder), options.kills, draw, spares=options.spares)
         else:
-            well = quickstart(Path(folder), options.kills, draw, options.set)
+            well = quickstart(Path(folder), options.kills, draw, options.set, spares=options.spares)
     print(f"load {os.getloadavg()[0]:.1f}")
     sys.exit(0 if well else 1)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +27,8 @@ from hpcrl.checkpoint.reshard.layout import Layout, Piece, ReshardError, TensorL
 from hpcrl.checkpoint.reshard.plan import Copy, plan_rank
 from hpcrl.checkpoint.reshard.stored import Stored, locate
 from hpcrl.checkpoint.reshard.window import Window
+
+_THREADS = 4
 
 
 class Wanted(NamedTuple):
@@ -98,20 +102,27 @@ class SaveReader:
             tensors[name] = TensorLayout(tuple(held.size), out.dtype.itemsize, pieces)
         copies = plan_rank(self.layout, Layout(1, tensors), 0)
         copies.sort(key=lambda copy: self._place(copy)[:2])
-        with ExitStack() as stack:
+        # Memory that was never used is slow to fill, and the kernel fills it for several threads at a time.
+        threads = min(_THREADS, len(os.sched_getaffinity(0)))
+        with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
             files: dict[str, int] = {}
-            for copy in copies:
+            opening = threading.Lock()
+
+            def read(copy: Copy) -> int:
                 file, offset, length = self._place(copy)
                 try:
-                    if file not in files:
-                        files[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
-                        stack.callback(os.close, files[file])
+                    with opening:
+                        if file not in files:
+                            files[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
+                            stack.callback(os.close, files[file])
                     window = Window(files[file], offset, length)
                     self._copy(copy, window, wanted[copy.tensor].out[copy.target_box.slices])
                 except (OSError, ValueError) as error:
                     where = f"{self._folder / file} from byte {offset} on"
                     raise ReshardError(f"tensor {copy.tensor} cannot be read from {where}: {error}") from error
-                self.bytes_read += window.read_bytes
+                return window.read_bytes
+
+            self.bytes_read += sum(pool.map(read, copies))
 
     def _copy(self, copy: Copy, window: Window, target: torch.Tensor) -> None:
         key = (copy.tensor, copy.source)

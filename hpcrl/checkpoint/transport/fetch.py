@@ -17,6 +17,7 @@ from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.digest import Digest, method_of
 from hpcrl.run.disk import FileRecord
 from hpcrl.run.errors import Stopped, host
+from hpcrl.run.sockets import shared_context
 from hpcrl.run.stop import StopFlag
 
 # Pieces asked for at a time: enough to fill a line of 100 Gbit/s over some milliseconds.
@@ -41,13 +42,12 @@ class Fetcher:
     def __init__(self, address: str, port: int, *, key: str, seconds: float, stop: StopFlag | None = None) -> None:
         self._where = f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
         self._pair, self._seconds, self._stop = curve_pair(key, PURPOSE), seconds, stop or StopFlag()
-        self._context = zmq.Context()
         self._socket = self._connect()
         self.received = 0
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
-        self._context.destroy(linger=0)
+        self._socket.close(linger=0)
 
     def read(self, name: str) -> bytes:
         """A small file.
@@ -155,7 +155,7 @@ class Fetcher:
         self._socket.send(msgspec.msgpack.encode(Ask(name, offset, length)))
 
     def _connect(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = shared_context().socket(zmq.DEALER)
         guard_client(socket, self._pair)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, "[" in self._where)

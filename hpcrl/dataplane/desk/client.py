@@ -18,6 +18,7 @@ from hpcrl.dataplane.interface import DataPlaneError, NotAnswered
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, Lease, decode_answer, encode
 from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.errors import Stopped, host
+from hpcrl.run.sockets import shared_context
 from hpcrl.run.stop import StopFlag
 
 # A desk that was killed is back within seconds; until then questions are sent again, so soon that nobody notices more.
@@ -50,7 +51,6 @@ class DeskClient:
         self._name, self._call_s, self._stop = name, call_s, stop or StopFlag()
         self._address = f"tcp://{endpoint['ip']}:{endpoint['port']}"
         self._pair = curve_pair(key)
-        self._context = zmq.Context()
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
         self._idle: list[zmq.Socket[bytes]] = []
@@ -105,8 +105,6 @@ class DeskClient:
             idle, self._idle = self._idle, []
         for socket in idle:
             socket.close(linger=0)
-        if not self._in_use:
-            self._context.term()
 
     def _repeat(self, asked: _Asked, what: str, wait_s: float) -> Answer:
         began = time.monotonic()
@@ -160,7 +158,7 @@ class DeskClient:
             self._in_use += 1
             if self._idle:
                 return self._idle.pop()
-            socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+            socket: zmq.Socket[bytes] = shared_context().socket(zmq.DEALER)
         guard_client(socket, self._pair)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
@@ -170,12 +168,13 @@ class DeskClient:
         return socket
 
     def _put_back(self, socket: zmq.Socket[bytes], *, keep: bool) -> None:
-        if not keep:
-            socket.close(linger=0)
         with self._free:
             self._in_use -= 1
-            if keep:
+            # A close that did not wait for this one has not seen it.
+            if keep and not self._closed:
                 self._idle.append(socket)
+            else:
+                socket.close(linger=0)
             self._free.notify_all()
 
     def _closed_error(self) -> DataPlaneError:

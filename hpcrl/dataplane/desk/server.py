@@ -19,6 +19,7 @@ from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, decode_op, encode, topic
 from hpcrl.run.curve import Pair, guard_server
 from hpcrl.run.errors import host
+from hpcrl.run.sockets import own_context
 from hpcrl.run.stop import StopFlag
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Desk:
 
     def __init__(self, address: str, port: int, pair: Pair, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._context = zmq.Context()
+        self._context = own_context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         guard_server(self._socket, pair)
         # A peer that came back under another connection replaces itself by sending its question again.

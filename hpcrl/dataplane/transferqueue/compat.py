@@ -10,7 +10,9 @@ needs. What is private, and why it is touched:
 - ``create_zmq_socket``, its only source of sockets: CURVE on every one. A peer without the run's secret never gets past the
   handshake, so its pickles are not read.
 - ``_connect_to_controller`` and ``notify_data_update`` of its storage manager: what is where is the ledger's to know;
-  ``_clear_single_storage_unit`` and ``_group_by_hash``, because its ``clear_data`` hides that a unit was away.
+  ``_clear_single_storage_unit`` and ``_group_by_hash``, because its ``clear_data`` hides that a unit was away;
+  ``_put_to_single_storage_unit``, ``_get_from_single_storage_unit`` and ``_request_with_retry``, because its ``put_data`` and
+  ``get_data`` make nested tensors of many values: a copy more, and the compiler (see above) in every process at its first row.
 - ``pickle`` and ``cloudpickle`` of its serialisation, which sends shapes as pickles: nothing but plain values is unpickled.
 - ``storage_data``, ``_handle_put`` and the checkpoint handlers of its storage unit: values outlive the process, and neither
   code nor paths are taken from a peer.
@@ -28,18 +30,20 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 import torch.compiler
 import zmq
+import zmq.asyncio
 
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.run.curve import Pair, curve_pair, guard_client, guard_server
+from hpcrl.run.sockets import IO_THREADS, shared_context
 
 VERSION = "0.1.11"
-# Encryption is the work of a context's I/O threads, one for each connection, and one thread seals about 450 MiB/s.
-_IO_THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 _MARKS = ("allow_in_graph", "assume_constant_result")
 _RAY = ("ray", "ray.util", "ray.util.scheduling_strategies")
 # The limit on torch threads would fight with the role's own. A unit that was killed is asked again soon; the whole call has
@@ -108,11 +112,7 @@ with _stand_in():
     import transfer_queue.storage.simple_storage as storage_module
     import transfer_queue.utils.serial_utils as serial_module
     import transfer_queue.utils.zmq_utils as zmq_module
-    from tensordict import TensorDict
-    from transfer_queue import BatchMeta
     from transfer_queue.utils.enum_utils import Role as ServerRole
-
-__all__ = ["BatchMeta", "StorageUnitData", "TensorDict"]
 
 
 class _Plain(pickle.Unpickler):
@@ -161,7 +161,7 @@ def drop_key() -> None:
 
 def _create_curve_socket(ctx: zmq.Context[Any], socket_type: Any, ip: str, identity: Any = None) -> Any:
     # Of a context that has a socket already, this changes nothing.
-    ctx.set(zmq.IO_THREADS, _IO_THREADS)
+    ctx.set(zmq.IO_THREADS, IO_THREADS)
     socket = _create_zmq_socket(ctx, socket_type, ip, identity)
     if _curve is None:
         socket.close(linger=0)
@@ -187,7 +187,37 @@ class _UnitsOnly(simple_module.AsyncSimpleStorageManager):  # type: ignore[misc]
 def connect_units(endpoints: Sequence[Mapping[str, Any]]) -> Any:
     """A storage manager for units, in their order."""
     infos = {str(endpoint["id"]): _server_info(endpoint) for endpoint in endpoints}
-    return _UnitsOnly(None, {"zmq_info": infos})
+    return _UnitsOnly(None, {"zmq_info": infos}, zmq.asyncio.Context.shadow(shared_context()))
+
+
+async def put_values(manager: Any, indexes: Sequence[int], values: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    """Keep values of fields, one for each index."""
+
+    async def put(name: str, group: Any) -> None:
+        chosen = {field: [held[position] for position in group.batch_positions] for field, held in values.items()}
+        keep = partial(manager._put_to_single_storage_unit, group.global_indexes, chosen, target_storage_unit=name)
+        await manager._request_with_retry("put", name, _shape(group, values), keep)
+
+    await asyncio.gather(*(put(name, group) for name, group in manager._group_by_hash(list(indexes)).items()))
+
+
+async def get_values(manager: Any, indexes: Sequence[int], fields: Sequence[str]) -> dict[str, list[torch.Tensor]]:
+    """Values of fields, one for each index: views of what came."""
+    found: dict[str, list[torch.Tensor]] = {field: [torch.empty(0)] * len(indexes) for field in fields}
+
+    async def get(name: str, group: Any) -> None:
+        fetch = partial(manager._get_from_single_storage_unit, group.global_indexes, list(fields), target_storage_unit=name)
+        _, data = await manager._request_with_retry("get", name, _shape(group, fields), fetch)
+        for field in fields:
+            for position, value in zip(group.batch_positions, data[field], strict=True):
+                found[field][position] = value
+
+    await asyncio.gather(*(get(name, group) for name, group in manager._group_by_hash(list(indexes)).items()))
+    return found
+
+
+def _shape(group: Any, fields: Collection[str]) -> str:
+    return f"samples={len(group.global_indexes)} fields={list(fields)}"
 
 
 async def clear_values(manager: Any, indexes: Sequence[int]) -> list[int]:
@@ -201,11 +231,6 @@ async def clear_values(manager: Any, indexes: Sequence[int]) -> list[int]:
         if isinstance(answer, Exception)
         for index in group.global_indexes
     ]
-
-
-def meta_of(indexes: Sequence[int], fields: Sequence[str]) -> Any:
-    """What the manager needs to know of values."""
-    return BatchMeta(list(indexes), ["rows"] * len(indexes), {field: {} for field in fields})
 
 
 @contextlib.contextmanager
@@ -299,5 +324,10 @@ def touch_points() -> dict[str, Callable[[], bool]]:
         ),
         "values are routed by index": lambda: callable(manager._group_by_hash),
         "the manager clears unit by unit": lambda: callable(manager._clear_single_storage_unit),
+        "the manager puts and gets unit by unit": lambda: (
+            callable(manager._put_to_single_storage_unit)
+            and callable(manager._get_from_single_storage_unit)
+            and callable(manager._request_with_retry)
+        ),
         "the time-out is ours": lambda: simple_module.TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT == 3,
     }

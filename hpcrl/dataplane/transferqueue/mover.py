@@ -80,9 +80,9 @@ class Mover:
 
         async def put(request: Request) -> None:
             cut = [[blocks[p][one.field][one.start : one.end] for one in of] for p, of in zip(*request, strict=True)]
-            values = {name: _tensor(arrays) for name, arrays in zip(request.names, zip(*cut, strict=True), strict=True)}
-            meta = compat.meta_of([indexes[p] for p in request.positions], request.names)
-            await self._manager.put_data(compat.TensorDict(values, batch_size=[len(cut)]), meta)
+            columns = zip(request.names, zip(*cut, strict=True), strict=True)
+            values = {name: [torch.from_numpy(array) for array in arrays] for name, arrays in columns}
+            await compat.put_values(self._manager, [indexes[p] for p in request.positions], values)
 
         async def store() -> None:
             await _few(put, requests)
@@ -111,9 +111,8 @@ class Mover:
         found = [np.empty(ref.size, np.uint8) for ref in refs]
 
         async def get(request: Request) -> None:
-            meta = compat.meta_of([indexes[p] for p in request.positions], request.names)
-            data = await self._manager.get_data(meta)
-            values = [data[name].unbind() for name in request.names]
+            data = await compat.get_values(self._manager, [indexes[p] for p in request.positions], request.names)
+            values = [data[name] for name in request.names]
             for row, (position, pieces) in enumerate(zip(*request, strict=True)):
                 for one, value in zip(pieces, values, strict=True):
                     found[places[indexes[position]][one.field]][one.start : one.end] = value[row].numpy()
@@ -166,8 +165,3 @@ async def _few(step: Callable[[Request], Coroutine[Any, Any, None]], requests: S
             await step(request)
 
     await asyncio.gather(*map(one, requests))
-
-
-def _tensor(arrays: Sequence[np.ndarray]) -> torch.Tensor:
-    tensors = [torch.from_numpy(array) for array in arrays]
-    return tensors[0][None] if len(tensors) == 1 else torch.nested.as_nested_tensor(tensors, layout=torch.jagged)

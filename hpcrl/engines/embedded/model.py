@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,17 @@ import torch
 from hpcrl.engines.embedded.kv_cache import RowCache
 from hpcrl.engines.embedded.settings import EngineSettings
 from hpcrl.run.errors import CheckFailed
+
+
+def import_family(folder: Path) -> None:
+    """Import the code of a folder's model, which :class:`LoadedModel` else does.
+
+    Raises:
+        OSError, ValueError: the folder cannot be read, or transformers does not know such a model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.from_pretrained(folder, local_files_only=True))]
 
 
 class LoadedModel:

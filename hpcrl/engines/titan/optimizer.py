@@ -12,10 +12,13 @@ from hpcrl.engines.titan.settings import TrainerSettings
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
-def build_optimizer(named: Named, settings: TrainerSettings, device: torch.device) -> Any:
+def build_optimizer(named: Named, settings: TrainerSettings, device: torch.device, *, blank: bool = False) -> Any:
     """Fused AdamW with its state made, so that a save can be loaded before the first step.
 
     Vectors (norms and biases) do not decay.
+
+    Args:
+        blank: a save will be loaded, so that memory is filled only once.
     """
     matrices: list[torch.Tensor] = [p for _, p in named if p.ndim >= 2]
     vectors: list[torch.Tensor] = [p for _, p in named if p.ndim < 2]
@@ -28,11 +31,12 @@ def build_optimizer(named: Named, settings: TrainerSettings, device: torch.devic
         weight_decay=settings.weight_decay,
         fused=True,
     )
+    moment = torch.empty_like if blank else torch.zeros_like
     for _, p in named:
         optimizer.state[p] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
-            "exp_avg": torch.zeros_like(p),
-            "exp_avg_sq": torch.zeros_like(p),
+            "exp_avg": moment(p),
+            "exp_avg_sq": moment(p),
         }
     return optimizer
 

@@ -45,17 +45,21 @@ class Weights:
 
 
 class CastWeights(Weights):
-    """Float32 masters of a model whose own parameters become ``dtype``. For a model that is not sharded."""
+    """Float32 masters of a model whose own parameters become ``dtype``. For a model that is not sharded.
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    Args:
+        blank: the model's weights are yet to be loaded, and then renewed.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, blank: bool = False) -> None:
         cast = list(model.named_parameters())
         self._cast: list[torch.Tensor] = [parameter for _, parameter in cast]
         self.named = [(plain_name(name), nn.Parameter(parameter.data)) for name, parameter in cast]
         self._masters: list[torch.Tensor] = [parameter for _, parameter in self.named]
         for parameter in self._cast:
-            parameter.data = parameter.data.to(dtype)
-        # Kept for good: to allocate as much in every step costs more than to fill it.
-        self._sums = [torch.zeros_like(master) for master in self._masters]
+            parameter.data = torch.empty_like(parameter.data, dtype=dtype) if blank else parameter.data.to(dtype)
+        # Kept for good: to allocate as much in every step costs more than to fill it. Each is filled before it is read.
+        self._sums = [torch.empty_like(master) for master in self._masters]
         self.scratch = [*self._cast, *self._sums]
 
     def collect_gradients(self) -> None:

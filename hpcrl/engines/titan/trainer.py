@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hpcrl.checkpoint.publish.layout import TensorSpec
+from hpcrl.checkpoint.state.layout import StateError, look
 from hpcrl.checkpoint.state.manifest import Manifest, Mesh
 from hpcrl.checkpoint.state.restore import Expected, restore
 from hpcrl.checkpoint.state.retain import Keep
@@ -49,6 +50,8 @@ class TitanTrainer:
         settings: what to train and how.
         process: which rank this is and what it may use. Threads are limited to its ``cpus`` in the calling thread, which
             must also make the later calls.
+        saves: folder of saves. If one is there, the model's own weights are not read, and :meth:`load_state` must be called
+            before anything else.
 
     Attributes:
         step: batches trained so far.
@@ -60,7 +63,7 @@ class TitanTrainer:
         WorldError: the ranks could not meet.
     """
 
-    def __init__(self, settings: TrainerSettings, process: ProcessInfo) -> None:
+    def __init__(self, settings: TrainerSettings, process: ProcessInfo, saves: Path | None = None) -> None:
         if problems := settings.problems():
             raise CheckFailed(problems)
         torch.set_num_threads(max(1, process.cpus))
@@ -80,7 +83,10 @@ class TitanTrainer:
         try:
             by_sequence = goes_by_sequence(settings, device, self._shape.head_dim)
             self._model: Any = build_model(self._spec, settings, world_size=process.world_size, device=device)
-            load_weights(self._model, self._spec, folder, world_size=process.world_size)
+            # Rank 0 says, as another may see the folder later.
+            self._blank = bool(self._ranks.say(int(saves is not None and bool(look(saves).committed))))
+            if not self._blank:
+                load_weights(self._model, self._spec, folder, world_size=process.world_size)
         except BaseException:
             self._ranks.close()
             raise
@@ -88,9 +94,9 @@ class TitanTrainer:
         self._layout = Layout(settings.tokens_per_microbatch, cost, one_row=by_sequence)
         # FSDP casts by itself, and in float32 there is nothing to cast.
         plain = process.world_size > 1 or settings.compute_dtype == "float32"
-        self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, dtype)
+        self._weights: Any = Weights(self._model) if plain else CastWeights(self._model, dtype, blank=self._blank)
         self._passes = Passes(self._model, settings, device, by_sequence=by_sequence)
-        self._optimizer = build_optimizer(self._weights.named, settings, device)
+        self._optimizer = build_optimizer(self._weights.named, settings, device, blank=self._blank)
         self._saver: Saver | None = None
         self._held = Held(device)
         self.memory = Residence(self._weights, self._optimizer, device, self._copied)
@@ -269,6 +275,9 @@ class TitanTrainer:
         if manifest is not None:
             self.step = manifest.step
             self._weights.renew()
+        elif self._blank:
+            raise StateError(f"the saves that were in {folder} when this process started are gone; start again")
+        self._blank = False
         # Its process starts while the first batch is waited for.
         saver.prepare(self._state())
         return manifest

@@ -39,7 +39,7 @@ def pairs(draw):
     return old, new
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(pairs())
 def test_a_patch_brings_back_every_bit(pair):
     old, new = pair
@@ -55,7 +55,7 @@ def test_a_patch_brings_back_every_bit(pair):
     assert kept.tobytes() == new.tobytes()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(pairs(), st.data())
 def test_a_patch_that_was_cut_or_changed_is_refused_and_nothing_happens(pair, data):
     old, new = pair

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -21,7 +21,6 @@ SPECS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(SPECS, st.integers(1, 9))
 def test_every_tensor_has_one_owner_and_the_load_is_even(specs, ranks):
     owner = owners(specs, ranks)
@@ -31,7 +30,6 @@ def test_every_tensor_has_one_owner_and_the_load_is_even(specs, ranks):
     assert max(loads) - min(loads) <= max((spec.nbytes for spec in specs), default=0)
 
 
-@settings(deadline=None)
 @given(SPECS)
 def test_a_header_reads_back(specs):
     specs = in_file_order(specs)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.checkpoint.publish.retain import to_drop
@@ -15,7 +15,6 @@ def chains(draw):
     return {n: p for n, p in previous.items() if n not in gone}
 
 
-@settings(deadline=None)
 @given(chains(), st.integers(0, 5), st.none() | st.integers(1, 10), st.sets(st.integers(0, 40)))
 def test_what_is_dropped_is_old_and_wanted_by_nobody(previous, keep_last, keep_every, protect):
     dropped = to_drop(previous, keep_last=keep_last, keep_every=keep_every, protect=protect)

@@ -61,7 +61,7 @@ def example(layout: Layout) -> dict[str, np.ndarray]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pair=pairs())
 def test_every_rank_gets_every_element_of_its_shards_once_and_nothing_else(pair: tuple[Layout, Layout]) -> None:
     source, target = pair
@@ -87,7 +87,7 @@ def test_every_rank_gets_every_element_of_its_shards_once_and_nothing_else(pair:
             assert (times[name] == 1).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_byte_ranges_are_those_of_the_box_in_order_and_as_few_as_can_be(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
@@ -101,7 +101,7 @@ def test_byte_ranges_are_those_of_the_box_in_order_and_as_few_as_can_be(data: st
     assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(ranges))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(length=st.integers(0, 40), count=st.integers(1, 9))
 def test_pieces_are_those_of_torch_chunk(length: int, count: int) -> None:
     torch = pytest.importorskip("torch")

@@ -96,7 +96,7 @@ def read_rank(reader: SaveReader, layout: Layout, rank: int, whole: dict[str, to
 SHAPES = {"w": (37, 24), "e": (5, 6, 4), "v": (13,), "s": ()}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rank_of_any_layout_reads_its_shards_of_a_save_of_any_other(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

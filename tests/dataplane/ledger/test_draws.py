@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.dataplane.ledger import ops
@@ -107,7 +107,6 @@ def test_what_cannot_be_shared_is_refused(drive):
 lengths = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=4), max_size=30)
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(1, 6), st.sampled_from([0.0, 0.05]))
 def test_every_block_has_one_share_and_no_share_costs_much_more_than_it_must(tokens, shares, quadratic):
     blocks = [block(number, item) for number, item in enumerate(tokens)]
@@ -119,7 +118,6 @@ def test_every_block_has_one_share_and_no_share_costs_much_more_than_it_must(tok
     assert max(costs) <= sum(costs) / shares + dearest + 1e-6
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(1, 6), st.integers(1, 100))
 def test_the_limit_of_tokens_holds_and_what_is_left_out_is_the_newest(tokens, shares, limit):
     blocks = [block(number, item) for number, item in enumerate(tokens)]

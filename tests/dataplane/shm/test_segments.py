@@ -50,7 +50,7 @@ def names(folder: Path) -> list[str]:
 
 
 @given(st.lists(st.lists(st.binary(max_size=9000), max_size=4), min_size=1, max_size=12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_block_comes_back(tmp_path_factory, blocks):
     folder = attempt_folder("r", 1, tmp_path_factory.mktemp("shm"))
     writer, reader = make(folder, segment_bytes=4096), SegmentReader(folder, "n")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.engines.titan.packing import ROW_MULTIPLE, MicroBatch, pack, sees
@@ -39,7 +39,6 @@ def seen(micro, flat):
     return micro.tokens[row, keys].tolist()
 
 
-@settings(deadline=None)
 @given(batches(), st.integers(1, 120), st.sampled_from([0.0, 0.003, 0.5]), st.booleans())
 def test_every_response_token_is_predicted_from_its_own_prompt_and_past(samples, budget, pair_cost, share):
     found = []
@@ -56,7 +55,6 @@ def test_every_response_token_is_predicted_from_its_own_prompt_and_past(samples,
     assert sorted(found) == list(range(len(samples)))
 
 
-@settings(deadline=None)
 @given(batches(), st.integers(1, 120))
 def test_the_budget_holds_unless_one_sample_is_longer(samples, budget):
     for micro in pack(samples, range(len(samples)), budget=budget):
@@ -65,7 +63,6 @@ def test_the_budget_holds_unless_one_sample_is_longer(samples, budget):
         assert micro.mask().any(-1).all()
 
 
-@settings(deadline=None)
 @given(batches(), st.integers(1, 120))
 def test_packing_is_deterministic(samples, budget):
     one, two = (pack(samples, range(len(samples)), budget=budget) for _ in range(2))
@@ -89,7 +86,6 @@ def test_long_responses_are_not_put_beside_each_other_where_attention_costs_more
     assert apart[0].tokens.shape[1] < 2200
 
 
-@settings(deadline=None)
 @given(batches(), st.integers(1, 120))
 def test_sequences_of_one_row_let_through_what_the_mask_does(samples, budget):
     found = []

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrl.engines.titan.samples import Sample
@@ -21,7 +21,6 @@ def make(pairs):
     ]
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(1, 9))
 def test_every_sample_goes_to_exactly_one_part(pairs, parts):
     result = shares(make(pairs), range(len(pairs)), parts)
@@ -30,7 +29,6 @@ def test_every_sample_goes_to_exactly_one_part(pairs, parts):
     assert result == shares(make(pairs), range(len(pairs)), parts)
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(1, 4))
 def test_groups_stay_together_when_there_are_enough_of_them(pairs, parts):
     groups = {group for group, _ in pairs}

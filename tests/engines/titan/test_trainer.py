@@ -62,8 +62,8 @@ def train():
     """Makes trainers and closes them."""
     made = []
 
-    def make(model, **changes):
-        made.append(TitanTrainer(settings(model, **changes), World()))
+    def make(model, saves=None, **changes):
+        made.append(TitanTrainer(settings(model, **changes), World(), saves))
         return made[-1]
 
     yield make
@@ -220,7 +220,8 @@ def test_resuming_is_bit_identical(compute, tmp_path, tiny_model, train):
     saved = straight.finish_save(seconds=300)
     assert isinstance(saved, Saved)
     assert saved.name == SaveName(1, 2, 1)
-    resumed = train(tiny_model, **kind)
+    # The model's own weights are not read where those of a save replace them.
+    resumed = train(tiny_model, saves=tmp_path, **kind)
     manifest = resumed.load_state(tmp_path)
     assert manifest is not None
     assert Cursor.from_record(manifest.cursor) == Cursor(step=2, prompts=7)
@@ -230,6 +231,23 @@ def test_resuming_is_bit_identical(compute, tmp_path, tiny_model, train):
         two = resumed.train_batch(make_batch(seed))
         assert (one["loss"], one["grad_norm"], one["lr"]) == (two["loss"], two["grad_norm"], two["lr"])
     assert_same_weights(weights_of(straight), weights_of(resumed))
+
+
+def test_without_a_save_the_models_own_weights_are_there(tmp_path, tiny_model, train):
+    (tmp_path / str(SaveName(1, 9, 2))).mkdir()
+    expecting = train(tiny_model, saves=tmp_path, compute_dtype="bfloat16")
+    assert expecting.load_state(tmp_path) is None
+    assert_same_weights(weights_of(expecting), weights_of(train(tiny_model, compute_dtype="bfloat16")))
+
+
+def test_saves_that_go_away_are_missed(tmp_path, tiny_model, train):
+    trainer = train(tiny_model)
+    trainer.begin_save(tmp_path, About())
+    assert isinstance(trainer.finish_save(seconds=300), Saved)
+    expecting = train(tiny_model, saves=tmp_path)
+    shutil.rmtree(tmp_path / str(SaveName(1, 0, 1)))
+    with pytest.raises(StateError, match="are gone"):
+        expecting.load_state(tmp_path)
 
 
 def test_a_save_is_whole_or_not_there(tmp_path, tiny_model, train):
