@@ -146,7 +146,9 @@ def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.path[:] = path
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
-        if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
+        # Test modules themselves are named by their place.
+        ours = not name.startswith("tests") and file and Path(file).is_relative_to(Path(__file__).parent)
+        if ours or (file and Path(file).is_relative_to(tmp_path_factory.getbasetemp())):
             del sys.modules[name]
 
 

@@ -121,10 +121,17 @@ def function(tmp_path):
     return f"{path}:reward"
 
 
-def no_workers():
-    # Workers are children of the fork server, which stays until this process ends.
-    workers = [worker for child in psutil.Process().children() for worker in child.children()]
-    return all(worker.status() == psutil.STATUS_ZOMBIE for worker in workers)
+def workers():
+    # They are children of the fork server, which stays until this process ends.
+    found = [worker for child in psutil.Process().children() for worker in child.children()]
+    return {worker for worker in found if worker.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left():
+    before = workers()
+    yield
+    assert workers() <= before
 
 
 @pytest.mark.slow
@@ -146,7 +153,6 @@ def test_every_sample_is_graded_and_outcomes_are_counted_apart(tmp_path, functio
     counted = {name: sum(record.get(name, 0) for record in outcomes) for name in ("right", "wrong", "timeout", "exception")}
     assert counted == {"right": 4, "wrong": 1, "timeout": 1, "exception": 2}
     assert {record["step"] for record in outcomes} == {1, 2}
-    assert no_workers()
 
 
 @pytest.mark.slow
@@ -169,7 +175,6 @@ def test_blocks_are_graded_while_the_stream_is_open(tmp_path, function):
         bench.stop.set()
         thread.join(20)
     assert not thread.is_alive()
-    assert no_workers()
 
 
 @pytest.mark.slow
@@ -206,7 +211,6 @@ def test_a_step_without_a_single_grade_ends_the_role_with_an_example(tmp_path, f
     assert '"question": "3 + 4"' in said
     assert "response: 'raise'" in said
     assert "LookupError: nothing about" in said
-    assert no_workers()
 
 
 def test_checks(tmp_path):

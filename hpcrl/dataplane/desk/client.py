@@ -24,6 +24,8 @@ from hpcrl.run.stop import StopFlag
 # A desk that was killed is back within seconds; until then questions are sent again, so soon that nobody notices more.
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 0.5, 4.0
 _STOP_EVERY_S = 0.25
+# Once the process is asked to stop, the desk may have ended for good, and a desk that comes back needs less.
+STOPPED_S = 15.0
 
 MakeOp = Callable[[int, int], AnyOp]
 
@@ -41,7 +43,7 @@ class DeskClient:
         name: the process, ``group.rank``.
         endpoint: ``{"ip": …, "port": …}``.
         key: the run's secret.
-        call_s: the longest that the desk may be silent [s].
+        call_s: the longest that the desk may be silent [s]; at most 15 s once the process is asked to stop.
         stop: ends waits for something to give.
     """
 
@@ -123,9 +125,10 @@ class DeskClient:
                 began, patience = time.monotonic(), FIRST_PATIENCE_S
                 continue
             patience = min(2 * patience, LAST_PATIENCE_S)
-            if time.monotonic() - began > self._call_s:
+            most = min(self._call_s, STOPPED_S) if self._stop.is_set() else self._call_s
+            if time.monotonic() - began > most:
                 raise NotAnswered(
-                    f"{self._name} on {host()}: the data plane's desk at {self._address} did not answer for {self._call_s:g} s "
+                    f"{self._name} on {host()}: the data plane's desk at {self._address} did not answer for {most:g} s "
                     f"when asked to {what}; read logs/queue.0.log of the attempt"
                 )
 

@@ -9,6 +9,7 @@ import pytest
 from hpcrl.dataplane.desk.client import DeskClient
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger import ops
+from hpcrl.run.stop import StopFlag
 
 
 class Holder:
@@ -61,3 +62,15 @@ def test_closing_ends_a_question_under_way(nobody: dict[str, object]):
     assert said == [said[0]]
     assert "is closed" in said[0]
     assert not client._idle
+
+
+def test_a_process_that_is_asked_to_stop_waits_less_for_a_desk_that_is_gone(
+    nobody: dict[str, object], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hpcrl.dataplane.desk.client.STOPPED_S", 0.2)
+    stop = StopFlag()
+    stop.set()
+    client = DeskClient("x.0", nobody, key="k" * 32, call_s=600, stop=stop)
+    with pytest.raises(DataPlaneError, match=r"did not answer for 0\.2 s"):
+        ask(client)
+    client.close()
