@@ -20,7 +20,7 @@ import aiohttp
 
 from hpcrl.engines.completion import Completion, Sampling, generate_body, sample_rids, version_number
 from hpcrl.run.errors import HpcrlError
-from hpcrl.run.stop import StopFlag, back_off, wait_for
+from hpcrl.run.stop import back_off
 
 # Statuses that say "not now" before any work was done.
 _RETRY_STATUSES = (429, 502, 503)
@@ -206,20 +206,6 @@ class EngineClient:
         except EngineError:
             return False
         return True
-
-    def wait_healthy(self, seconds: float, stop: StopFlag | None = None) -> None:
-        """Wait until the engine can serve.
-
-        Raises:
-            DeadlineExceeded, Stopped: as :func:`hpcrl.run.stop.wait_for`.
-        """
-        wait_for(
-            f"{self.url}/health to answer 200",
-            lambda: self.health() or None,
-            seconds=seconds,
-            stop=stop,
-            pauses=back_off(0.05, 1.0),
-        )
 
     def model_info(self) -> ModelInfo:
         """What the engine serves now."""
