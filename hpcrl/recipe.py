@@ -281,12 +281,3 @@ class Recipe:
             if stream.name == name:
                 return stream
         raise KeyError(f"recipe {self.name!r} has no stream {name!r}; it has {[s.name for s in self.streams]}")
-
-    def producers(self, stream: str, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the groups that write any of these columns of a stream, in the recipe's order."""
-        wanted = set(columns)
-        return tuple(
-            name
-            for name, group in self.groups.items()
-            if any(w.stream == stream and (w.creates or wanted & set(w.columns)) for w in group.role.writes())
-        )

@@ -152,6 +152,18 @@ def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             del sys.modules[name]
 
 
+@pytest.fixture
+def flip() -> Callable[[Path], None]:
+    """Changes a bit in the middle of a file."""
+
+    def change(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+
+    return change
+
+
 def _orphans() -> set[str]:
     """Files in shared memory that no living process has mapped, but for the folders of runs: those have an owner's lock."""
     mapped: set[str] = set()

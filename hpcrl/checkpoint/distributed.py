@@ -8,14 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
-
-
-def save_tensors(tensors: dict[str, Any], writer: StorageWriter, *, world_size: int) -> None:
-    """Write tensors, sharded ones as DTensors. A collective of all ranks."""
-    with _alone(world_size):
-        save(tensors, storage_writer=writer, no_dist=world_size == 1)
+from torch.distributed.checkpoint.storage import StorageReader
 
 
 def load_tensors(tensors: dict[str, Any], reader: StorageReader, *, world_size: int) -> None:
@@ -26,7 +19,7 @@ def load_tensors(tensors: dict[str, Any], reader: StorageReader, *, world_size: 
 
 @contextmanager
 def _alone(world_size: int) -> Iterator[None]:
-    """Without the warning that a single process saves as a single process."""
+    """Without the warning that a single process loads as a single process."""
     with warnings.catch_warnings():
         if world_size == 1:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -106,7 +106,8 @@ def connect(
         # Imports torch; a run on one node, and a role whose rows stay on its own, need none of it.
         from hpcrl.dataplane.transferqueue.mover import Mover
 
-        mover = Mover(member.name, queue.storage, key=key, unit=queue.unit, ids=member.row_ids(), call_s=limits.call_s)
+        ids, call_s = member.row_ids(), limits.call_s
+        mover = Mover(member.name, queue.storage, key=key, unit=queue.unit, ids=ids, call_s=call_s, stop=stop)
     store = NodeStore(
         queue.folder,
         who=member.name,

@@ -29,7 +29,7 @@ from hpcrl.engines.completion import (
 )
 from hpcrl.engines.verify import check_loaded
 from hpcrl.run.errors import DeadlineExceeded
-from hpcrl.run.stop import StopFlag, back_off, wait_for
+from hpcrl.run.stop import wait_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -276,20 +276,6 @@ class EngineClient(EngineCalls):
         except EngineError:
             return False
         return True
-
-    def wait_healthy(self, seconds: float, stop: StopFlag | None = None) -> None:
-        """Wait until the engine can serve.
-
-        Raises:
-            DeadlineExceeded, Stopped: as :func:`hpcrl.run.stop.wait_for`.
-        """
-        wait_for(
-            f"{self.url}/health to answer 200",
-            lambda: self.health() or None,
-            seconds=seconds,
-            stop=stop,
-            pauses=back_off(0.05, 1.0),
-        )
 
     def model_info(self) -> ModelInfo:
         """What the engine serves now."""

@@ -23,10 +23,5 @@ def expand(text: str, environ: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: environ.get(match[1] or match[2], ""), text)
 
 
-def has_variable(text: str) -> bool:
-    """Whether a variable stands in the text."""
-    return _VARIABLE.search(text) is not None
-
-
 def _literal(text: str) -> str:
     return shlex.quote(text) if text else ""

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcrl.checkpoint.cursor import Cursor
@@ -44,6 +44,8 @@ class Saves:
         self.committed = step
         self._waiting: list[Block] = []
         self._covered: list[Block] = []
+        # Of what waits: asked for several times a second, and there may be very many blocks.
+        self._waiting_rows = 0
         self._most = context.recipe.stream(SAMPLES).capacity_rows
         self._metrics: dict[str, float] = {}
         self._again_at = 0.0
@@ -51,6 +53,7 @@ class Saves:
     def trained(self, blocks: list[Block], figures: Mapping[str, Any]) -> None:
         """Rows that were trained in the step that has just ended, and its figures."""
         self._waiting += blocks
+        self._waiting_rows += _rows(blocks)
         numbers = ((name, float(value)) for name, value in figures.items() if isinstance(value, int | float))
         self._metrics = {name: value for name, value in numbers if math.isfinite(value)}
 
@@ -62,14 +65,13 @@ class Saves:
     @property
     def is_urgent(self) -> bool:
         """Whether rows that wait for a save take all the room there is, and none is being made."""
-        rows = sum(len(block.row_ids) for block in self._waiting)
-        return rows >= self._most and not self.under_way and time.monotonic() >= self._again_at
+        return self._waiting_rows >= self._most and not self.under_way and time.monotonic() >= self._again_at
 
     def begin(self, cursor: Cursor) -> None:
         """Begin one of all that was trained; the other ranks must have been told."""
         context, run = self._context, self._context.attempt.run
         context.phase("checkpoint", step=cursor.step)
-        self._covered, self._waiting = self._waiting, []
+        self._covered, self._waiting, self._waiting_rows = self._waiting, [], 0
         snapshot = newest_manifest(run)
         about = About(
             run_id=run.run_id,
@@ -101,6 +103,7 @@ class Saves:
         if isinstance(ended, NotSaved):
             log.error("%s; the save before it stays, and the next one is made when it is due", ended.error)
             context.journal.write("not_saved", step=ended.step, error=ended.error)
+            self._waiting_rows += _rows(self._covered)
             self._waiting = self._covered + self._waiting
             self._covered, self._again_at = [], time.monotonic() + AGAIN_S
             return
@@ -112,12 +115,16 @@ class Saves:
             "saved",
             step=ended.name.step,
             save=str(ended.name),
-            rows=sum(len(block.row_ids) for block in self._covered),
+            rows=_rows(self._covered),
             bytes=ended.bytes,
             seconds=ended.seconds,
             stalled_s=ended.stalled_s,
         )
         self._covered = []
+
+
+def _rows(blocks: Sequence[Block]) -> int:
+    return sum(len(block.row_ids) for block in blocks)
 
 
 def _mlflow_run(run: RunDirectory) -> str:

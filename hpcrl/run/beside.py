@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 
@@ -14,21 +16,25 @@ _END_S = 10.0
 
 
 class Beside:
-    """``python -m MODULE DESCRIPTOR``: it speaks through the inherited :class:`multiprocessing.connection.Connection` of that
-    descriptor, and should end when that does.
+    """``python -m MODULE DESCRIPTOR …``: it speaks through the inherited :class:`multiprocessing.connection.Connection` of that
+    descriptor, and should end when that does. It sees no GPU, on which a mere context would take memory.
+
+    Args:
+        inherited: further descriptors for it.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, inherited: Sequence[int] = ()) -> None:
         self._connection, its = Pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_HEARD)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(its.fileno())],
+                [sys.executable, "-m", module, *map(str, (its.fileno(), *inherited))],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(its.fileno(),),
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                pass_fds=(its.fileno(), *inherited),
             )
         except OSError:
             self._connection.close()

@@ -246,6 +246,23 @@ def remove_tree(path: Path, *, seconds: float = PATIENCE_S) -> None:
     _patient(remove, (*_RACES, errno.ENOENT), seconds)
 
 
+def remove_marked(path: Path, marker: str) -> None:
+    """Remove a folder that a file of that name in it says to be whole, or what an earlier removal of one has left.
+
+    Out of sight first, as ``.NAME.old``, so that a reader never meets half of it.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if not path.name.startswith("."):
+        hidden = path.with_name(f".{path.name}.old")
+        rename(path, hidden)
+        reach("prune.hidden", path)
+        path = hidden
+    (path / marker).unlink(missing_ok=True)
+    remove_tree(path)
+
+
 def check_file(folder: Path, record: FileRecord, *, seconds: float = 0.0) -> None:
     """Compare a file with what was written.
 

@@ -32,6 +32,23 @@ def shared_context() -> zmq.Context[Any]:
         return _context
 
 
+def bind(socket: zmq.Socket[Any], address: str, port: int) -> None:
+    """Have a socket listen at an address of this host, of IPv4 or IPv6; ``zmq.ZMQError`` if the port is taken."""
+    socket.setsockopt(zmq.IPV6, ":" in address)
+    socket.bind(endpoint(address, port))
+
+
+def connect(socket: zmq.Socket[Any], address: str, port: int) -> None:
+    """Have a socket connect to an address of IPv4 or IPv6."""
+    socket.setsockopt(zmq.IPV6, ":" in address)
+    socket.connect(endpoint(address, port))
+
+
+def endpoint(address: str, port: int) -> str:
+    """As ZeroMQ writes it. Pure."""
+    return f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
+
+
 def own_context() -> zmq.Context[Any]:
     """A new one, for a caller who ends it so that what was sent goes out."""
     context: zmq.Context[Any] = zmq.Context()

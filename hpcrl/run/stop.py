@@ -11,6 +11,10 @@ from hpcrl.run.errors import DeadlineExceeded, Stopped
 
 T = TypeVar("T")
 
+# So long a process that is asked to stop waits for an answer of another one: that may have ended for good, and one that comes
+# back needs less [s].
+STOPPED_S = 15.0
+
 
 class StopFlag:
     """Set once, from a signal handler or another thread; every wait of a role listens to it."""

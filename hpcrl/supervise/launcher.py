@@ -10,7 +10,7 @@ import socket
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends."""
+    """Both ends; they close with their process, and keep messages whole."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hpcrl.supervise.adopted import Adopted
+from hpcrl.supervise.launcher import pair
 from hpcrl.supervise.linux import adopt_orphans, reap_orphans
 from hpcrl.supervise.signals import held_back
 from hpcrl.supervise.spare import FORK, MESSAGE_BYTES, Job, Ready, Warm
@@ -118,7 +119,7 @@ class Spares:
         spare = self._spares.get(kind)
         if spare is None or not spare.ready:
             return None
-        ours, theirs = _pair()
+        ours, theirs = pair()
         with ours:
             ours.settimeout(_ANSWER_S)
             try:
@@ -140,7 +141,7 @@ class Spares:
         adopt_orphans(False)
 
     def _make(self, kind: _Kind) -> _Spare:
-        ours, theirs = _pair()
+        ours, theirs = pair()
         with theirs, open(self._output, "ab") as output, held_back():
             process = subprocess.Popen(
                 [sys.executable, "-m", "hpcrl.supervise.spare", str(theirs.fileno()), self._kinds[kind].to_json()],
@@ -179,8 +180,3 @@ class Spares:
         self._lost[kind] = self._lost.get(kind, 0) + count
         if self._lost[kind] >= _MOST_LOST:
             del self._kinds[kind]
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends close with their process, and keep messages whole."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

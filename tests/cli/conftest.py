@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -68,15 +67,3 @@ def trained(_original: RunDirectory, tmp_path: Path) -> RunDirectory:
     """A copy of a run that trained four steps: a save and a bfloat16 version of each, 0 and 3 bases, 1, 2 and 4 patches."""
     shutil.copytree(_original.path, tmp_path / "a run, 東京", symlinks=True)
     return RunDirectory.open(tmp_path / "a run, 東京")
-
-
-@pytest.fixture
-def flip() -> Callable[[Path], None]:
-    """Changes a bit in the middle of a file."""
-
-    def change(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 4
-        path.write_bytes(data)
-
-    return change

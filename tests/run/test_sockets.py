@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 
+import pytest
 import zmq
 
-from hpcrl.run.sockets import own_context, shared_context
+from hpcrl.run.sockets import bind, connect, own_context, shared_context
 
 
 class Holder:
@@ -32,12 +34,27 @@ def test_a_process_has_one_context_and_a_child_its_own():
 
 def test_a_forgotten_socket_that_is_connected_does_not_stop_the_collector():
     for context in (shared_context(), own_context()):
-        socket = context.socket(zmq.DEALER)
-        socket.connect("tcp://127.0.0.1:1")
-        socket.send(b"never taken")
-        Holder(socket)
-    del socket, context
+        held = context.socket(zmq.DEALER)
+        held.connect("tcp://127.0.0.1:1")
+        held.send(b"never taken")
+        Holder(held)
+    del held, context
     collector = threading.Thread(target=gc.collect, daemon=True)
     collector.start()
     collector.join(20)
     assert not collector.is_alive()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_sockets_meet_at_an_address_of_either_kind(address: str):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+        free.bind((address, 0))
+        port = free.getsockname()[1]
+    server, client = shared_context().socket(zmq.ROUTER), shared_context().socket(zmq.DEALER)
+    bind(server, address, port)
+    connect(client, address, port)
+    client.send(b"here")
+    assert server.poll(10_000)
+    assert server.recv_multipart()[1] == b"here"
+    for one in (client, server):
+        one.close(linger=0)

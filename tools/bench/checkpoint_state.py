@@ -40,17 +40,22 @@ from hpcrl.checkpoint.state.retain import Keep
 from hpcrl.checkpoint.state.saver import About, Saved, Saver
 
 
-class Kind:
-    """A way to save."""
+class Dump:
+    """One file, and training waits. The other ways to save derive from it."""
 
-    name = ""
+    name = "dump"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, tensors: dict[str, Any], step: int) -> None:
         """What the training thread calls."""
-        raise NotImplementedError
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{step}.safetensors"
+        save_file(tensors, path)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
     def copied(self) -> None:
         """What it waits for before the next optimizer step."""
@@ -62,7 +67,7 @@ class Kind:
         """Let go of everything."""
 
 
-class Ours(Kind):
+class Ours(Dump):
     """In the background."""
 
     name = "ours"
@@ -86,7 +91,7 @@ class Ours(Kind):
         self._saver.close()
 
 
-class Sync(Kind):
+class Sync(Dump):
     """torch's, and training waits."""
 
     name = "dcp"
@@ -95,7 +100,7 @@ class Sync(Kind):
         save(tensors, storage_writer=FileSystemWriter(self.folder / str(step)), no_dist=True)
 
 
-class Asynchronous(Kind):
+class Asynchronous(Dump):
     """torch's, in a thread after a copy."""
 
     name = "async"
@@ -107,20 +112,6 @@ class Asynchronous(Kind):
 
     def finish(self) -> None:
         self._future.result()
-
-
-class Dump(Kind):
-    """One file."""
-
-    name = "dump"
-
-    def begin(self, tensors: dict[str, Any], step: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"{step}.safetensors"
-        save_file(tensors, path)
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
 
 class Training:
@@ -142,7 +133,7 @@ class Training:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6, fused=True)
         self.step(None)
 
-    def step(self, kind: Kind | None) -> float:
+    def step(self, kind: Dump | None) -> float:
         """One step; how long it waited for a save [s]."""
         loss: Any = self._model(input_ids=self._ids, labels=self._ids).loss
         loss.backward()
@@ -194,7 +185,7 @@ def peak(found: list[int]) -> Iterator[None]:
         found.append(max(seen))
 
 
-def measure(training: Training, kinds: list[Kind], rounds: int) -> dict[str, dict[str, list[float]]]:
+def measure(training: Training, kinds: list[Dump], rounds: int) -> dict[str, dict[str, list[float]]]:
     """By figure and kind."""
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(rounds):
@@ -224,7 +215,7 @@ def measure(training: Training, kinds: list[Kind], rounds: int) -> dict[str, dic
     return figures
 
 
-def measure_memory(training: Training, kinds: list[type[Kind]], root: Path) -> dict[str, float]:
+def measure_memory(training: Training, kinds: list[type[Dump]], root: Path) -> dict[str, float]:
     """The most that each takes beyond training, from its first save to its second."""
     extra = {}
     for one in kinds:
@@ -261,7 +252,7 @@ def main() -> None:
         print(
             f"{size / 1e9:.2f} GB in {len(training.tensors())} tensors; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
         )
-        kinds: list[type[Kind]] = [Ours, Sync, Asynchronous, Dump]
+        kinds: list[type[Dump]] = [Ours, Sync, Asynchronous, Dump]
         extra = measure_memory(training, kinds, root)
         made = [one(root / one.name) for one in kinds]
         made[0].begin(training.tensors(), 0)

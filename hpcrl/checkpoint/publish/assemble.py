@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hpcrl.checkpoint.hashing import digest_tensor
 from hpcrl.checkpoint.publish.codec import Bits, PatchError, apply
-from hpcrl.checkpoint.publish.files import map_models, pieces_of, read_patches
+from hpcrl.checkpoint.publish.files import pieces_of, read_patches
 from hpcrl.checkpoint.publish.layout import TensorSpec, WeightsError
-from hpcrl.checkpoint.publish.versions import Version, read_chain, version_path, write_version
+from hpcrl.checkpoint.publish.versions import Version, version_path
 from hpcrl.run.disk import PATIENCE_S, write_file
 from hpcrl.run.failpoints import reach
 
@@ -25,7 +25,7 @@ class Reads:
     bytes: int = 0
 
 
-def copy_base(source: Path, target: Path, version: Version, reads: Reads | None = None, *, durable: bool = False) -> None:
+def copy_base(source: Path, target: Path, version: Version, reads: Reads) -> None:
     """Copy the files of a base, comparing each with what was written.
 
     Args:
@@ -39,14 +39,13 @@ def copy_base(source: Path, target: Path, version: Version, reads: Reads | None 
     for record in version.files:
         reach("node.base", record.name)
         path = version_path(source, version.version) / record.name
-        copied = write_file(target / record.name, pieces_of(path), durable=durable)
+        copied = write_file(target / record.name, pieces_of(path), durable=False)
         if copied != record:
             raise WeightsError(f"{path} is damaged: it is {copied}, {record} was written")
-        if reads is not None:
-            reads.bytes += record.size
+        reads.bytes += record.size
 
 
-def apply_patches(source: Path, held: Tensors, patches: Sequence[Version], reads: Reads | None = None) -> set[str]:
+def apply_patches(source: Path, held: Tensors, patches: Sequence[Version], reads: Reads) -> set[str]:
     """Bring tensors from one version to the last of these, in place; returns the names of those that were changed.
 
     Args:
@@ -68,8 +67,7 @@ def apply_patches(source: Path, held: Tensors, patches: Sequence[Version], reads
                 except (PatchError, KeyError) as error:
                     raise WeightsError(f"{folder / record.name}: the patch of {name} does not fit: {error}") from error
                 changed.add(name)
-            if reads is not None:
-                reads.bytes += record.size
+            reads.bytes += record.size
     return changed
 
 
@@ -85,27 +83,6 @@ def check_tensors(held: Tensors, version: Version, names: Collection[str], where
     wrong = sorted(name for name in names if name not in held or _digest(*held[name]) != version.tensors.get(name))
     if wrong:
         raise WeightsError(f"{len(wrong)} tensors in {where} are not those of version {version.version}, such as {wrong[0]}")
-
-
-def assemble(source: Path, number: int, target: Path) -> Version:
-    """Put a version together in a new folder in Hugging Face layout, durable, with all tensors checked.
-
-    Args:
-        source: folder of all versions.
-        target: is made.
-
-    Raises:
-        WeightsError: a part of it is missing or damaged; what is in the folder must not be used.
-        OSError: the folder is there, or cannot be written.
-    """
-    chain = read_chain(source, number)
-    target.mkdir(parents=True)
-    copy_base(source, target, chain[0], durable=True)
-    held = map_models(target)
-    apply_patches(source, held, chain[1:])
-    check_tensors(held, chain[-1], held.keys() | chain[-1].tensors.keys(), target)
-    write_version(target, chain[-1], durable=True)
-    return chain[-1]
 
 
 def unlike(held: Version, wanted: Version, changed: Iterable[str]) -> list[str]:

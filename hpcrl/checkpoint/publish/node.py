@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
@@ -28,6 +29,7 @@ from hpcrl.checkpoint.publish.versions import MARKER, Version, read_chain, read_
 from hpcrl.run.disk import PATIENCE_S, remove_tree
 from hpcrl.run.errors import host
 from hpcrl.run.failpoints import reach
+from hpcrl.run.locks import try_lock
 from hpcrl.run.stop import StopFlag, back_off, wait_for
 
 _MIB = 2**20
@@ -110,15 +112,8 @@ class NodeWeights:
             raise self._failed(error) from error
 
     def _lock(self, descriptor: int, kind: int) -> None:
-        def take() -> bool | None:
-            try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return None
-            return True
-
         what = f"the lock {self._folder / 'lock'}, which another process of this node holds to load or change its weights"
-        wait_for(what, take, seconds=self._wait_s, stop=self._stop, pauses=back_off(0.002, 0.05))
+        wait_for(what, partial(try_lock, descriptor, kind), seconds=self._wait_s, stop=self._stop, pauses=back_off(0.002, 0.05))
 
     def _held(self) -> Version | None:
         try:

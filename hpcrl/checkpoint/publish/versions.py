@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hpcrl.checkpoint.publish.layout import WeightsError
-from hpcrl.run.disk import FileDamaged, FileRecord, check_file, sync_path, total_bytes
-from hpcrl.run.errors import HpcrlError
+from hpcrl.run.disk import FileDamaged, FileRecord, sync_path, total_bytes
 from hpcrl.run.sealed import read_sealed, write_sealed
 
 MARKER = "version.json"
@@ -126,18 +125,6 @@ def read_chain(folder: Path, version: int, *, built_on: str | None = None, secon
             )
         chain.append(before)
     return chain[::-1]
-
-
-def problems(folder: Path) -> list[str]:
-    """Everything wrong with the published versions of a run, a sentence each: damaged files, chains with a gap."""
-    found: list[str] = []
-    for number in versions(folder):
-        try:
-            for record in read_chain(folder, number)[-1].files:
-                check_file(version_path(folder, number), record)
-        except HpcrlError as error:
-            found.append(f"version {number}: {error}")
-    return found
 
 
 def with_ancestors(wanted: set[int], previous: Mapping[int, int | None]) -> set[int]:

@@ -10,10 +10,8 @@ import msgspec
 
 from hpcrl.checkpoint.state.layout import MANIFEST, SaveName, StateError, look
 from hpcrl.checkpoint.state.manifest import read_manifest
-from hpcrl.run.disk import FileDamaged, remove_tree, rename
+from hpcrl.run.disk import FileDamaged, remove_marked
 from hpcrl.run.failpoints import reach
-
-_HIDDEN = "old"
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,20 +91,9 @@ def remove_saves(folder: Path, names: Sequence[SaveName]) -> list[str]:
     """Remove these, and what an earlier removal has left; what cannot be is named as in :func:`prune`."""
     problems = []
     paths = [folder / str(name) for name in names]
-    for path in [*paths, *folder.glob(f".step-*.{_HIDDEN}")]:
+    for path in [*paths, *folder.glob(".step-*.old")]:
         try:
-            _remove(path)
+            remove_marked(path, MANIFEST)
         except OSError as error:
             problems.append(f"{path} is to go and cannot be removed: {error}")
     return problems
-
-
-def _remove(path: Path) -> None:
-    # Out of sight first, so that a reader never meets half of it.
-    if not path.name.startswith("."):
-        hidden = path.with_name(f".{path.name}.{_HIDDEN}")
-        rename(path, hidden)
-        reach("prune.hidden", path)
-        path = hidden
-    (path / MANIFEST).unlink(missing_ok=True)
-    remove_tree(path)

@@ -17,7 +17,7 @@ from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.digest import Digest, method_of
 from hpcrl.run.disk import FileRecord
 from hpcrl.run.errors import Stopped, host
-from hpcrl.run.sockets import shared_context
+from hpcrl.run.sockets import connect, endpoint, shared_context
 from hpcrl.run.stop import StopFlag
 
 # Pieces asked for at a time: enough to fill a line of 100 Gbit/s over some milliseconds.
@@ -40,7 +40,7 @@ class Fetcher:
     """
 
     def __init__(self, address: str, port: int, *, key: str, seconds: float, stop: StopFlag | None = None) -> None:
-        self._where = f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
+        self._address, self._port, self._where = address, port, endpoint(address, port)
         self._pair, self._seconds, self._stop = curve_pair(key, PURPOSE), seconds, stop or StopFlag()
         self._socket = self._connect()
         self.received = 0
@@ -158,6 +158,5 @@ class Fetcher:
         socket: zmq.Socket[bytes] = shared_context().socket(zmq.DEALER)
         guard_client(socket, self._pair)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, "[" in self._where)
-        socket.connect(self._where)
+        connect(socket, self._address, self._port)
         return socket

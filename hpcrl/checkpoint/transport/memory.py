@@ -26,9 +26,9 @@ from hpcrl.checkpoint.publish.layout import TensorSpec, WeightsError, in_file_or
 from hpcrl.checkpoint.publish.versions import MARKER, Version, write_version
 from hpcrl.checkpoint.transport.errors import TransportError
 from hpcrl.checkpoint.transport.interface import Held
-from hpcrl.checkpoint.transport.locks import try_lock
 from hpcrl.run.errors import DeadlineExceeded, host
 from hpcrl.run.failpoints import reach
+from hpcrl.run.locks import try_lock
 from hpcrl.run.stop import StopFlag, back_off, wait_for
 
 _SLOTS = 2

@@ -21,9 +21,9 @@ from hpcrl.checkpoint.publish.retain import read_previous, retain
 from hpcrl.checkpoint.publish.versions import MARKER, Version, read_version, version_path
 from hpcrl.checkpoint.transport.errors import TransportError
 from hpcrl.checkpoint.transport.fetch import Fetcher
-from hpcrl.checkpoint.transport.locks import try_lock
 from hpcrl.run.disk import remove_tree, rename
 from hpcrl.run.errors import host
+from hpcrl.run.locks import try_lock
 from hpcrl.run.stop import StopFlag, back_off, wait_for
 
 

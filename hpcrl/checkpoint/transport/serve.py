@@ -19,7 +19,7 @@ from hpcrl.checkpoint.transport.errors import TransportError
 from hpcrl.run.curve import curve_pair, guard_server
 from hpcrl.run.errors import host
 from hpcrl.run.failpoints import reach
-from hpcrl.run.sockets import shared_context
+from hpcrl.run.sockets import bind, shared_context
 
 PURPOSE = "weights"
 CHUNK = 1 << 20
@@ -72,9 +72,8 @@ class FileServer:
         self._socket: zmq.Socket[bytes] = shared_context().socket(zmq.ROUTER)
         guard_server(self._socket, curve_pair(key, PURPOSE))
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, ":" in address)
         try:
-            self._socket.bind(f"tcp://{f'[{address}]' if ':' in address else address}:{port}")
+            bind(self._socket, address, port)
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
             raise TransportError(

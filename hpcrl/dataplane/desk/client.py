@@ -18,14 +18,13 @@ from hpcrl.dataplane.interface import DataPlaneError, NotAnswered
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, Lease, decode_answer, encode
 from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.errors import Stopped, host
-from hpcrl.run.sockets import shared_context
-from hpcrl.run.stop import StopFlag
+from hpcrl.run.sockets import connect, shared_context
+from hpcrl.run.sockets import endpoint as address_of
+from hpcrl.run.stop import STOPPED_S, StopFlag
 
 # A desk that was killed is back within seconds; until then questions are sent again, so soon that nobody notices more.
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 0.5, 4.0
 _STOP_EVERY_S = 0.25
-# Once the process is asked to stop, the desk may have ended for good, and a desk that comes back needs less.
-STOPPED_S = 15.0
 
 MakeOp = Callable[[int, int], AnyOp]
 
@@ -51,7 +50,8 @@ class DeskClient:
         self, name: str, endpoint: Mapping[str, Any], *, key: str, call_s: float, stop: StopFlag | None = None
     ) -> None:
         self._name, self._call_s, self._stop = name, call_s, stop or StopFlag()
-        self._address = f"tcp://{endpoint['ip']}:{endpoint['port']}"
+        self._ip, self._port = str(endpoint["ip"]), int(endpoint["port"])
+        self._address = address_of(self._ip, self._port)
         self._pair = curve_pair(key)
         self._lock = threading.Lock()
         self._free = threading.Condition(self._lock)
@@ -167,7 +167,7 @@ class DeskClient:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         # Only a desk that takes nothing for long, with a full socket before it, makes a send wait.
         socket.setsockopt(zmq.SNDTIMEO, int(LAST_PATIENCE_S * 1000))
-        socket.connect(self._address)
+        connect(socket, self._ip, self._port)
         return socket
 
     def _put_back(self, socket: zmq.Socket[bytes], *, keep: bool) -> None:

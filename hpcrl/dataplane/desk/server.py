@@ -19,7 +19,7 @@ from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger.ops import Answer, AnyOp, decode_op, encode, topic
 from hpcrl.run.curve import Pair, guard_server
 from hpcrl.run.errors import host
-from hpcrl.run.sockets import own_context
+from hpcrl.run.sockets import bind, own_context
 from hpcrl.run.stop import StopFlag
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Desk:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._monitor = self._socket.get_monitor_socket(_STRANGERS)
         try:
-            self._socket.bind(f"tcp://{address}:{port}")
+            bind(self._socket, address, port)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise DataPlaneError(

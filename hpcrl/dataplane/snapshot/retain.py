@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from hpcrl.dataplane.snapshot.manifest import MANIFEST, committed
 from hpcrl.run.directory import RunDirectory
+from hpcrl.run.disk import remove_marked
 
 
 def retain(run: RunDirectory, keep: int = 2) -> list[str]:
@@ -32,18 +32,10 @@ def retain(run: RunDirectory, keep: int = 2) -> list[str]:
     problems = []
     for path in sorted([*gone, *run.path.glob("attempt_*/snapshots/.*.old")]):
         try:
-            _remove(path)
+            remove_marked(path, MANIFEST)
         except OSError as error:
             problems.append(f"snapshot {path} is to go and cannot be removed: {error}")
     return problems
-
-
-def _remove(path: Path) -> None:
-    # Out of sight first, so that a reader never meets half of it.
-    if not path.name.startswith("."):
-        path = path.rename(path.with_name(f".{path.name}.old"))
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path)
 
 
 def _order(folder: Path) -> tuple[int, int]:

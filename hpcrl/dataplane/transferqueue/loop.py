@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from hpcrl.run.stop import STOPPED_S, StopFlag
+
 T = TypeVar("T")
-_GRACE_S = 5.0
+_GRACE_S, _LOOK_S = 5.0, 0.25
 
 
 class LoopThread:
@@ -37,8 +40,11 @@ class LoopThread:
             coroutine.close()
             raise
 
-    def run(self, action: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+    def run(self, action: Callable[[], Coroutine[Any, Any, T]], seconds: float, stop: StopFlag | None = None) -> T:
         """The result of the coroutine that ``action`` makes.
+
+        Args:
+            stop: once it is set, :data:`~hpcrl.run.stop.STOPPED_S` is the most that is waited.
 
         Raises:
             TimeoutError: it did not end in time and was cancelled.
@@ -52,11 +58,17 @@ class LoopThread:
             future = self.submit(limited())
         except RuntimeError:
             raise ConnectionAbortedError("the connection is closed") from None
+        until, hurried = time.monotonic() + seconds + _GRACE_S, False
         try:
-            return future.result(seconds + _GRACE_S)
-        except concurrent.futures.TimeoutError:
-            self.stuck = self.stuck or not future.done()
-            raise TimeoutError from None
+            while not future.done():
+                concurrent.futures.wait([future], min(_LOOK_S, max(0.0, until - time.monotonic())))
+                if stop is not None and stop.is_set() and not hurried:
+                    until, hurried = min(until, time.monotonic() + STOPPED_S), True
+                if not future.done() and time.monotonic() >= until:
+                    self.stuck = self.stuck or not hurried
+                    future.cancel()
+                    raise TimeoutError
+            return future.result()
         except concurrent.futures.CancelledError:
             raise ConnectionAbortedError("the connection was closed by another thread") from None
 

@@ -24,6 +24,7 @@ from hpcrl.dataplane.transferqueue import compat
 from hpcrl.dataplane.transferqueue.loop import LoopThread
 from hpcrl.dataplane.transferqueue.pieces import Request, requests_of
 from hpcrl.run.errors import host
+from hpcrl.run.stop import STOPPED_S, StopFlag
 
 T = TypeVar("T")
 _OF_ATTEMPT = (1 << (COUNTER_BITS + WRITER_BITS + INCARNATION_BITS)) - 1
@@ -46,6 +47,7 @@ class Mover:
         unit: the unit that this process writes to, the nearest one.
         call_s: deadline of each call [s].
         ids: numbers for its values, no other process's; None = it only reads.
+        stop: once it is set, calls wait no longer than :data:`~hpcrl.run.stop.STOPPED_S`.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Mover:
         unit: int,
         call_s: float,
         ids: RowIds | None = None,
+        stop: StopFlag | None = None,
     ) -> None:
+        self._stop = stop or StopFlag()
         self._name, self._unit, self._units, self._ids, self._call_s = name, unit, len(endpoints), ids, call_s
         self._where = ", ".join(f"{e['ip']}:{next(iter(e['ports'].values()))}" for e in endpoints)
         compat.use_key(key)
@@ -146,10 +150,11 @@ class Mover:
 
     def _call(self, what: str, action: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
-            return self._loop.run(action, self._call_s)
+            return self._loop.run(action, self._call_s, self._stop)
         except TimeoutError:
+            most = min(self._call_s, STOPPED_S) if self._stop.is_set() else self._call_s
             raise DataPlaneError(
-                f"{self._name} on {host()}: no answer within {self._call_s:g} s to: {what}; a storage unit may have died: read "
+                f"{self._name} on {host()}: no answer within {most:g} s to: {what}; a storage unit may have died: read "
                 f"the logs of the queue's processes. Units: {self._where}"
             ) from None
         except _TQ_ERRORS as error:

@@ -121,11 +121,6 @@ class Ranks:
         dist.broadcast(tensor, 0)
         return int(tensor)
 
-    def barrier(self) -> None:
-        """Wait for all ranks. A collective."""
-        if self.size > 1:
-            dist.all_reduce(torch.zeros(1))
-
     def close(self) -> None:
         """Leave the process group. Safe to call twice."""
         if self._joined:

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from hpcrl.checkpoint.publish.layout import TensorSpec
 from hpcrl.checkpoint.publish.publisher import Publisher
+from hpcrl.checkpoint.view.verify import verify_versions
+from hpcrl.checkpoint.view.versions import list_versions
 
 Tensors = dict[str, torch.Tensor]
 
@@ -44,12 +46,12 @@ def policy(tiny_model: Path) -> Policy:
 
 
 @pytest.fixture
-def flip() -> Callable[[Path], None]:
-    """Changes a bit in the middle of a file."""
+def damage() -> Callable[[Path], list[str]]:
+    """What `hpcrl ckpt verify` finds in a folder of versions, a line each with the file's name."""
 
-    def change(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 4
-        path.write_bytes(data)
+    def look(folder: Path) -> list[str]:
+        found = list_versions(folder)
+        findings = verify_versions(folder, found, [info.version for info in found])
+        return [f"{finding.file.name}: {finding.text}" for finding in findings]
 
-    return change
+    return look

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from hpcrl.checkpoint.hashing import hash_tensors
 from hpcrl.checkpoint.publish.node import NodeWeights
-from hpcrl.checkpoint.publish.versions import problems, read_version, versions
+from hpcrl.checkpoint.publish.versions import read_version, versions
 from hpcrl.run.failpoints import NAMES, VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -53,10 +54,10 @@ def run(what: str, folder: Path, model: Path, point: str = "", *arguments: objec
     return subprocess.run(command, env={**os.environ, VARIABLE: point}, capture_output=True, text=True, timeout=120)
 
 
-def check(folder: Path, hashes: dict[int, str]) -> None:
+def check(folder: Path, hashes: dict[int, str], damage: Callable[[Path], list[str]]) -> None:
     """Every version that is there is whole, has the hash that the trainer gave it, and reaches a node."""
     weights = folder / "weights"
-    assert problems(weights) == []
+    assert damage(weights) == []
     node = NodeWeights(folder / "node", weights, wait_s=30)
     for version in versions(weights):
         done = read_version(weights, version)
@@ -67,11 +68,11 @@ def check(folder: Path, hashes: dict[int, str]) -> None:
 
 
 @pytest.mark.parametrize(("point", "nth"), PUBLISHING)
-def test_publishing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nth):
+def test_publishing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nth, damage):
     killed = run("publish", tmp_path, tiny_model, f"{point}@{nth}", STEPS)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     said = dict(line.split() for line in killed.stdout.splitlines())
-    check(tmp_path, {int(version): digest for version, digest in said.items()})
+    check(tmp_path, {int(version): digest for version, digest in said.items()}, damage)
     # The next attempt: from the last version that was announced, which is published again as a base.
     start = max(map(int, said), default=0)
     publisher = policy.publisher(tmp_path / "weights", attempt=2, base_every=3)
@@ -82,16 +83,16 @@ def test_publishing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nt
         assert done.hash == hashes[version]
         assert done.kind == ("base" if version == start else "patch")
         publisher.retain(keep_last=2)
-    check(tmp_path, hashes)
+    check(tmp_path, hashes, damage)
     left = {path.name for path in (tmp_path / "weights").iterdir()}
     assert left == {f"v{version:06d}" for version in versions(tmp_path / "weights")}
 
 
 @pytest.mark.parametrize(("point", "nth"), BRINGING)
-def test_bringing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nth):
+def test_bringing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nth, damage):
     publisher = policy.publisher(tmp_path / "weights")
     hashes = {version: publisher.publish(version, policy.step().items()).hash for version in range(3)}
     killed = run("bring", tmp_path, tiny_model, f"{point}@{nth}")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    check(tmp_path, hashes)
+    check(tmp_path, hashes, damage)
     assert json.loads((tmp_path / "node" / "model" / "version.json").read_text())["hash"] == hashes[2]

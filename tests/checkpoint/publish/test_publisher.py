@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from hpcrl.checkpoint.hashing import hash_tensors
-from hpcrl.checkpoint.publish.assemble import assemble
 from hpcrl.checkpoint.publish.layout import TensorSpec, WeightsError
+from hpcrl.checkpoint.publish.node import NodeWeights
 from hpcrl.checkpoint.publish.publisher import Publisher
-from hpcrl.checkpoint.publish.versions import problems, read_chain, read_version, unfinished, versions
+from hpcrl.checkpoint.publish.versions import read_chain, read_version, unfinished, versions
 from hpcrl.run.failpoints import armed
 
 
@@ -24,8 +25,17 @@ def folder(tmp_path):
     return tmp_path / "weights"
 
 
+@contextmanager
+def brought(folder, version, tmp_path):
+    """Where a node has put a version together."""
+    node = NodeWeights(tmp_path / "node", folder, wait_s=30)
+    with node.bring(version, read_version(folder, version).hash) as loaded:
+        assert loaded.version == version
+        yield loaded.path
+
+
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_base_loads_in_transformers_with_the_same_hash(folder, policy, tiny_model, durable):
+def test_a_base_loads_in_transformers_with_the_same_hash(folder, policy, tiny_model, durable, damage):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     done = policy.publisher(folder).publish(3, policy.tensors.items(), durable=durable)
@@ -41,10 +51,10 @@ def test_a_base_loads_in_transformers_with_the_same_hash(folder, policy, tiny_mo
     assert read_version(folder, 3) == done
     assert done.kind == "base"
     assert {record.name for record in done.files} == set(os.listdir(path)) - {"version.json"}
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
-def test_later_versions_are_patches_that_give_every_bit(folder, policy, tmp_path):
+def test_later_versions_are_patches_that_give_every_bit(folder, policy, tmp_path, damage):
     publisher = policy.publisher(folder)
     base = publisher.publish(0, policy.tensors.items())
     expected = {}
@@ -56,11 +66,11 @@ def test_later_versions_are_patches_that_give_every_bit(folder, policy, tmp_path
         assert os.listdir(folder / f"v{version:06d}") != []
         assert done.size < base.size / 10
     for version, tensors in expected.items():
-        assemble(folder, version, tmp_path / str(version))
-        loaded = load_file(tmp_path / str(version) / "model.safetensors")
+        with brought(folder, version, tmp_path) as path:
+            loaded = load_file(path / "model.safetensors")
         assert loaded.keys() == tensors.keys()
         assert all(torch.equal(loaded[n].view(torch.int16), tensors[n].view(torch.int16)) for n in tensors)
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
 def test_what_did_not_change_costs_nothing(folder, policy):
@@ -118,7 +128,7 @@ def test_a_version_of_the_same_number_is_replaced(folder, policy):
     assert publisher.publish(2, policy.step().items()).previous_hash == second.hash
 
 
-def test_after_a_resume_a_base_comes_first_and_newer_versions_go(folder, policy):
+def test_after_a_resume_a_base_comes_first_and_newer_versions_go(folder, policy, damage):
     publisher = policy.publisher(folder)
     for version in range(6):
         publisher.publish(version, policy.step().items())
@@ -130,20 +140,20 @@ def test_after_a_resume_a_base_comes_first_and_newer_versions_go(folder, policy)
     assert versions(folder) == [0, 1, 2, 3] == resumed.known
     assert unfinished(folder) == []
     assert resumed.publish(4, policy.step().items()).kind == "patch"
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
-def test_retention_keeps_what_the_newest_is_built_on(folder, policy):
+def test_retention_keeps_what_the_newest_is_built_on(folder, policy, damage):
     publisher = policy.publisher(folder, base_every=3)
     for version in range(8):
         publisher.publish(version, policy.step().items())
         publisher.retain(keep_last=1)
     assert versions(folder) == [6, 7]
     assert publisher.retain(keep_last=1, protect=[3]) == []
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
-def test_a_failed_publish_says_who_and_where_and_the_next_is_a_base(folder, policy, tmp_path):
+def test_a_failed_publish_says_who_and_where_and_the_next_is_a_base(folder, policy, tmp_path, damage):
     publisher = policy.publisher(folder)
     publisher.publish(0, policy.tensors.items())
     with armed("disk.write~patch=errno:ENOSPC"), pytest.raises(WeightsError) as caught:
@@ -157,7 +167,7 @@ def test_a_failed_publish_says_who_and_where_and_the_next_is_a_base(folder, poli
     done = publisher.publish(2, policy.step().items())
     assert done.kind == "base"
     assert done.hash == hash_tensors(policy.tensors)
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
 def test_what_cannot_be_published_is_refused(tmp_path, policy, tiny_model):
@@ -190,16 +200,16 @@ def test_an_unfinished_version_is_no_version(folder, policy):
         read_version(folder, 3)
 
 
-def test_one_flipped_bit_of_any_file_is_named(folder, policy, flip):
+def test_one_flipped_bit_of_any_file_is_named(folder, policy, flip, damage):
     publisher = policy.publisher(folder)
     publisher.publish(0, policy.tensors.items())
     publisher.publish(1, policy.step().items())
     for path in sorted(folder.glob("v*/*")):
         data = path.read_bytes()
         flip(path)
-        assert any(path.name in problem for problem in problems(folder)), path
+        assert any(path.name in problem for problem in damage(folder)), path
         path.write_bytes(data)
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
 def test_a_version_that_was_built_on_another_is_found(folder, policy, tmp_path):
@@ -273,7 +283,7 @@ def ranks(policy, folder):
     return publish
 
 
-def test_ranks_write_a_file_each_and_none_holds_the_model(ranks, folder, policy, tmp_path):
+def test_ranks_write_a_file_each_and_none_holds_the_model(ranks, folder, policy, tmp_path, damage):
     from transformers import AutoModelForCausalLM
 
     whole = sum(spec.nbytes for spec in policy.specs)
@@ -291,11 +301,11 @@ def test_ranks_write_a_file_each_and_none_holds_the_model(ranks, folder, policy,
     assert patch.kind == "patch"
     assert patch.hash == hash_tensors(policy.tensors)
     assert len(patch.files) == 3
-    assemble(folder, 1, tmp_path / "whole")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype="auto")
+    with brought(folder, 1, tmp_path) as path:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     assert hash_tensors(model.state_dict()) == patch.hash
     assert ranks(2, policy.step(), whole=True, durable=True)[2].kind == "base", "rank 0's word counts"
-    assert problems(folder) == []
+    assert damage(folder) == []
 
 
 @pytest.mark.parametrize("where", ["disk.write~patch-00002", "disk.mkdir~v000001"])
@@ -322,7 +332,7 @@ def test_more_ranks_than_tensors(tmp_path, tiny_model):
     for version in range(2):
         done = world.run(lambda rank, version=version: made[rank].publish(version, tensors.items()))
         assert done[0].hash == hash_tensors(tensors)
-    assemble(tmp_path / "w", 1, tmp_path / "whole")
-    index = json.loads((tmp_path / "whole" / "model.safetensors.index.json").read_text())
-    loaded = {n: load_file(tmp_path / "whole" / file)[n] for n, file in index["weight_map"].items()}
+    with brought(tmp_path / "w", 1, tmp_path) as path:
+        index = json.loads((path / "model.safetensors.index.json").read_text())
+        loaded = {n: load_file(path / file)[n] for n, file in index["weight_map"].items()}
     assert all(np.array_equal(loaded[name].numpy(), tensors[name].numpy()) for name in tensors)

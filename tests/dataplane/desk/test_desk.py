@@ -18,6 +18,7 @@ from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.dataplane.ledger import ops
 from hpcrl.run.curve import curve_pair, guard_client
 from hpcrl.run.errors import Stopped
+from hpcrl.run.sockets import shared_context
 from hpcrl.run.stop import StopFlag, wait_for
 
 KEY = "secret" * 4
@@ -185,7 +186,7 @@ def test_a_peer_with_another_key_gets_nothing_and_is_logged(served: Served, port
 
 def test_a_peer_without_any_key_gets_nothing_and_is_logged(served: Served, port: int, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
-        plain = zmq.Context().socket(zmq.DEALER)
+        plain = shared_context().socket(zmq.DEALER)
         plain.connect(f"tcp://127.0.0.1:{port}")
         plain.send(b"x" * 100)
         # A peer that hangs up before the handshake was heard would be nobody.
@@ -197,8 +198,7 @@ def test_a_peer_without_any_key_gets_nothing_and_is_logged(served: Served, port:
 
 def test_a_copy_that_comes_late_is_not_carried_out(served: Served, port: int):
     """The process has had an answer to a later copy, that there is nothing, and has gone on."""
-    context = zmq.Context()
-    peer = context.socket(zmq.DEALER)
+    peer = shared_context().socket(zmq.DEALER)
     guard_client(peer, curve_pair(KEY))
     peer.connect(f"tcp://127.0.0.1:{port}")
     op = ops.encode(ops.Lease(who="x.0", life=1, seq=1, oldest=1, stream="s", columns=[], max_rows=1, seconds=1.0))
@@ -208,13 +208,12 @@ def test_a_copy_that_comes_late_is_not_carried_out(served: Served, port: int):
     put(one, 8)
     peer.send(pack_request(0.0, 0, op))
     assert lease(one, 5.0) == [8]
-    context.destroy(linger=0)
+    peer.close(linger=0)
     one.close()
 
 
 def test_garbage_from_a_peer_changes_nothing(served: Served, port: int, caplog: pytest.LogCaptureFixture):
-    context = zmq.Context()
-    peer = context.socket(zmq.DEALER)
+    peer = shared_context().socket(zmq.DEALER)
     guard_client(peer, curve_pair(KEY))
     peer.connect(f"tcp://127.0.0.1:{port}")
     for garbage in (b"", b"x", b"x" * 8, b"\x93abc" * 100):
@@ -224,7 +223,7 @@ def test_garbage_from_a_peer_changes_nothing(served: Served, port: int, caplog: 
     assert put(one, 1) == ops.Granted()
     wait_for("the log", lambda: "are no operation" in caplog.text or None, seconds=5)
     assert len(served.keeper.seen) == 1
-    context.destroy(linger=0)
+    peer.close(linger=0)
     one.close()
 
 

@@ -14,6 +14,7 @@ import zmq
 
 from hpcrl.dataplane.interface import DataPlaneError
 from hpcrl.run.curve import curve_pair, guard_client
+from hpcrl.run.sockets import shared_context
 
 pytestmark = pytest.mark.slow  # imports torch and TransferQueue
 KEY = "0123456789abcdef" * 3
@@ -76,8 +77,8 @@ class Peer:
     """Speaks to a unit as TransferQueue's own client would, and says what it likes."""
 
     def __init__(self, compat: Any, endpoint: dict[str, Any], pair: tuple[bytes, bytes] | None) -> None:
-        self._zmq, self._context = compat.zmq_module, zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._zmq = compat.zmq_module
+        self._socket = shared_context().socket(zmq.DEALER)
         self._socket.identity = self._zmq.STORAGE_CLIENT_IDENTITY_PREFIXES[0] + b"peer"
         if pair is not None:
             guard_client(self._socket, pair)
@@ -96,7 +97,7 @@ class Peer:
         return answer.request_type.name, str(answer.body.get("message", ""))
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._socket.close(linger=0)
 
 
 @pytest.fixture

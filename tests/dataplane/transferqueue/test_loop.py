@@ -7,6 +7,7 @@ import time
 import pytest
 
 from hpcrl.dataplane.transferqueue.loop import LoopThread
+from hpcrl.run.stop import StopFlag
 
 
 @pytest.fixture
@@ -35,6 +36,24 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works(loop):
     assert time.monotonic() - start < 2
     assert cancelled.is_set()
     assert loop.run(lambda: answer(3), 5) == 3
+    assert not loop.stuck
+
+
+def test_a_process_that_is_asked_to_stop_waits_less(loop, monkeypatch):
+    monkeypatch.setattr("hpcrl.dataplane.transferqueue.loop.STOPPED_S", 0.05)
+    stop, began, cancelled = StopFlag(), threading.Event(), threading.Event()
+
+    async def never() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    threading.Thread(target=lambda: began.wait(20) and stop.set()).start()
+    with pytest.raises(TimeoutError):
+        loop.run(never, 600, stop)
+    assert cancelled.wait(5)
     assert not loop.stuck
 
 

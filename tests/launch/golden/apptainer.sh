@@ -60,10 +60,10 @@ exec /home/me/hpcrl-venv/bin/python -m hpcrl.supervise.supervisor '/runs/first t
 # exec
 # --nv
 # --bind=/runs/first try:/runs/first try
-# --bind=/work/projects:/work/projects
+# --bind=/project:/project
 # --bind=/local:/local
 # --pwd=/runs/first try
-# /work/projects/my-project/hpcrl.sif
+# /project/my-project/hpcrl.sif
 # python3
 # -m
 # hpcrl.supervise.ignitor
