@@ -7,17 +7,19 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from hpcrl.checkpoint.cursor import read_cursor
 from hpcrl.launch.local import LocalRun
 from hpcrl.launch.tracker import tracker
-from hpcrl.plan.plan import Plan
+from hpcrl.plan.plan import Plan, make_plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import Attempt, RunDirectory
 from hpcrl.run.records import DoneRecord, DoneRecords
 from hpcrl.run.tail import tail
+from hpcrl.supervise.claim import PortClaims
+from hpcrl.supervise.gather import look_at_ports
 from hpcrl.supervise.verdict import IDLE_ATTEMPTS, is_stuck
 from hpcrl.tracking.progress import Progress
 from hpcrl.tracking.report import write_report
@@ -106,20 +108,28 @@ class Session:
 
         handler = logging.FileHandler(attempt.log("in_process"))
         logging.getLogger().addHandler(handler)
-        run = InProcessRun(self._recipe, self._plan, attempt)
         asked_at: float | None = None
-        while not run.poll():
-            time.sleep(0.1)
-            progress.update()
-            if self._interrupts and asked_at is None:
-                asked_at = self._asked()
-                run.drain()
-            if self._interrupts > 1 or (asked_at and time.monotonic() - asked_at > self._recipe.limits.drain_s):
-                self._hurried = True
-                break
+        with closing(PortClaims(self._run.run_id)) as claims:
+            run = InProcessRun(self._recipe, self._with_free_ports(claims), attempt)
+            while not run.poll():
+                time.sleep(0.1)
+                progress.update()
+                if self._interrupts and asked_at is None:
+                    asked_at = self._asked()
+                    run.drain()
+                if self._interrupts > 1 or (asked_at and time.monotonic() - asked_at > self._recipe.limits.drain_s):
+                    self._hurried = True
+                    break
         logging.getLogger().removeHandler(handler)
         failure = None if self._hurried else DoneRecords(attempt).first_failure()
         return failure.code if failure else INTERRUPTED if asked_at else 0
+
+    def _with_free_ports(self, claims: PortClaims) -> Plan:
+        """The plan once more: where it was made first, for the checks, nobody had looked what is taken."""
+        allocation = look_at_ports(self._plan.allocation, self._run.run_id, claims)
+        plan = make_plan(self._recipe, allocation, self._run.run_id)
+        claims.keep(plan.ports)
+        return plan
 
     @contextmanager
     def _interrupts_counted(self) -> Iterator[None]:

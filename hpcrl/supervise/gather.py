@@ -30,11 +30,21 @@ def describe_slot(here: Allocation, run_id: str, local_rank: int, claims: PortCl
     if node.gpus:
         numa = node.numa[local_rank : local_rank + 1] if node.numa else None
         node = replace(node, gpus=node.gpus[local_rank : local_rank + 1], numa=numa)
-    if local_rank == 0:
-        blocks = candidates(run_id, PROBED_BLOCKS, [node.ephemeral])
-        claimed = claims.claim(blocks) if claims is not None else ()
-        node = replace(node, busy=tuple(sorted({*claimed, *probe_busy(node.address, blocks)})))
-    return replace(here, nodes=(node,))
+    here = replace(here, nodes=(node,))
+    return look_at_ports(here, run_id, claims) if local_rank == 0 else here
+
+
+def look_at_ports(here: Allocation, run_id: str, claims: PortClaims | None = None) -> Allocation:
+    """This host with those blocks told busy that the run would take first and that somebody else has.
+
+    Args:
+        claims: get the blocks that were looked at.
+    """
+    (node,) = here.nodes
+    blocks = candidates(run_id, PROBED_BLOCKS, [node.ephemeral])
+    claimed = claims.claim(blocks) if claims is not None else ()
+    busy = {*claimed, *probe_busy(node.address, blocks)}
+    return replace(here, nodes=(replace(node, busy=tuple(sorted(busy))),))
 
 
 def merge_reports(reports: Sequence[Allocation]) -> Allocation:

@@ -20,6 +20,7 @@ from hpcrl.dataplane.snapshot.retain import retain
 from hpcrl.recipe import Column, Stream
 from hpcrl.run.digest import digest_bytes, digest_file
 from hpcrl.run.directory import Attempt, RunDirectory
+from hpcrl.run.failpoints import armed
 
 TOKENS = Column(name="tokens", dtype="int32", ragged=True)
 REWARD = Column(name="reward", dtype="float32")
@@ -229,16 +230,10 @@ def test_retention_over_attempts(run):
         retain(run, keep=0)
 
 
-def test_what_cannot_be_removed_is_told_and_tried_again(run, monkeypatch):
+def test_what_cannot_be_removed_is_told_and_tried_again(run):
     attempt = run.new_attempt()
     one, two = take(attempt, 1), take(attempt, 2)
-    rmtree = "hpcrl.dataplane.snapshot.retain.shutil.rmtree"
-
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rmtree, refuse)
+    with armed("disk.unlink~.00000001.old=errno:EACCES"):
         (problem,) = retain(run, keep=1)
         assert ".00000001.old" in problem or str(one) in problem
     assert committed(run) == [two]

@@ -62,6 +62,8 @@ class Ended:
 class Launcher:
     """Starts the tiny recipe."""
 
+    recipe = RECIPE
+
     def __init__(self, model: Path, data: Path) -> None:
         self.model, self.data = model, data
 
