@@ -6,7 +6,6 @@ Only who has the run's key gets this far; all the same, no name is looked up but
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import pickle
 from typing import Any
@@ -32,6 +31,20 @@ _ALLOWED = {
     ("torch.storage", "TypedStorage"): torch.storage.TypedStorage,
 }
 
+# What a pickle that is cut or bent raises, and what torch says to handles of memory that is not there any more.
+_DAMAGED = (
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    OSError,
+    MemoryError,
+)
+
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
@@ -51,7 +64,7 @@ def handed_tensors(payload: Any) -> list[tuple[str, torch.Tensor]]:
     """
     try:
         listed = _Reader(io.BytesIO(base64.b64decode(payload, validate=True))).load()
-    except (TypeError, ValueError, binascii.Error, pickle.UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
+    except _DAMAGED as error:
         raise RequestError(f"serialized_named_tensors: {error}") from error
     if not isinstance(listed, list):
         raise RequestError(f"serialized_named_tensors: a list of names and tensors is wanted, not a {type(listed).__name__}")
