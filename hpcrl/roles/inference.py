@@ -72,8 +72,13 @@ class Inference(Role):
 
     def prepare(self, *, gpus: bool) -> None:
         """The engine, its server, and the model's own code."""
-        import hpcrl.engines.embedded.server
-        import hpcrl.roles.fence  # noqa: F401
+        from hpcrl.roles import fence  # noqa: F401
+
+        if self.sglang is not None:
+            from hpcrl.engines.sglang import server  # noqa: F401
+
+            return
+        from hpcrl.engines.embedded import server as embedded  # noqa: F401
         from hpcrl.engines.embedded.model import import_family
 
         import_family(resolve_model(self.model))

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.slow
 
 CODE = """
 import json, sys
-from hpcrl.data.jsonlines import JsonLines
+from hpcrl.data.records import Records
 from hpcrl.engines.completion import Sampling
+from hpcrl.engines.sglang.settings import Sglang
 from hpcrl.roles.inference import Inference
 from hpcrl.roles.reward import Reward
 from hpcrl.roles.rollout import Rollout
@@ -23,9 +24,10 @@ from hpcrl.roles.trainer import Trainer
 from hpcrl.supervise.spare import _unfit
 model = sys.argv[1]
 roles = {
-    "rollout": lambda: Rollout(model=model, dataset=JsonLines(paths=("a",)), sampling=Sampling(max_new_tokens=4)),
+    "rollout": lambda: Rollout(model=model, dataset=Records(paths=("a",)), sampling=Sampling(max_new_tokens=4)),
     "reward": lambda: Reward(function="hpcrl.data.graders:exact_number"),
     "inference": lambda: Inference(model=model),
+    "beside": lambda: Inference(model=model, sglang=Sglang()),
     "trainer": lambda: Trainer(model=model),
 }
 roles[sys.argv[2]]().prepare(gpus=False)
@@ -48,6 +50,7 @@ def prepared(role: str, model: Path) -> dict[str, Any]:
             "inference",
             {"torch", "transformers.models.llama.modeling_llama", "hpcrl.engines.embedded.engine", "hpcrl.roles.fence"},
         ),
+        ("beside", {"hpcrl.engines.sglang.server", "hpcrl.roles.fence"}),
         ("trainer", {"torch", "torchtitan.models.llama3.model", "hpcrl.engines.titan.build", "hpcrl.checkpoint.state.saver"}),
     ],
 )
@@ -55,5 +58,5 @@ def test_what_takes_long_is_imported_and_forks_of_it_work(role: str, modules: se
     said = prepared(role, tiny_model)
     assert modules - set(said["modules"]) == set()
     assert said["unfit"] == ""
-    if role in ("rollout", "reward"):
+    if role in ("rollout", "reward", "beside"):
         assert not {"torch", "transformers"} & set(said["modules"])
