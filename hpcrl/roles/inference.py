@@ -96,7 +96,9 @@ class Inference(Role):
         context.phase("load")
         limits, attempt = context.recipe.limits, context.attempt
         with kept_folder(attempt) as folder, serving(self, context, folder) as engine:
-            node = NodeWeights(folder / "weights", attempt.run.weights, wait_s=limits.call_s, stop=context.stop)
+            node = NodeWeights(
+                folder / "weights", attempt.run.weights, wait_s=limits.call_s, threads=context.identity.cpus, stop=context.stop
+            )
             with closing(Receiving(context, engine.client, folder, pause=self.pause)) as receiving:
                 fence = VersionFence(context, engine.client, node, receiving, pause=self.pause, watch=engine.watch, turns=turns)
                 fence.follow()

@@ -118,7 +118,9 @@ class _FromAfar(_Loads):
     def __init__(self, context: RoleContext, engine: EngineClient, folder: Path, pause: Pause) -> None:
         super().__init__(context, engine, pause)
         self._mirror_folder = folder / "mirror"
-        self._node = NodeWeights(folder / "far", self._mirror_folder, wait_s=self._seconds, stop=context.stop)
+        self._node = NodeWeights(
+            folder / "far", self._mirror_folder, wait_s=self._seconds, threads=context.identity.cpus, stop=context.stop
+        )
         self._fetcher: Fetcher | None = None
 
     def take(self, policy: Mapping[str, Any]) -> Taken | None:

@@ -76,7 +76,7 @@ class Bench:
         specs = [TensorSpec(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()]
         self._folder, self._tensors = folder, tensors
         self._publisher = Publisher(folder / "weights", model, specs, attempt=1, base_every=1 << 20, threads=THREADS)
-        self._node = NodeWeights(memory, folder / "weights", wait_s=60)
+        self._node = NodeWeights(memory, folder / "weights", wait_s=60, threads=THREADS)
         settings = EngineSettings(model_path=model, dtype="bfloat16", threads=THREADS)
         self._engines = EmbeddedEngine(settings), EmbeddedEngine(settings)
         self._version = -1

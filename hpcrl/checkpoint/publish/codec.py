@@ -31,12 +31,12 @@ from hpcrl.run.errors import HpcrlError
 METHODS = ("same", "sparse", "xor", "full")
 _HEAD = struct.Struct("<QBQ")
 _CHECKSUM = 8
-# Values compared at a time, so that old, new and result stay in a core's cache.
-_BLOCK = 1 << 17
 # Of larger tensors with a smaller share of changes, xor saves nothing where these are scattered and less than a tenth where
 # they are not, and to try it takes longer than all the rest; of small ones both are cheap to measure.
 _SMALL, _FEW = 1 << 14, 1 / 8
 _MANY = 1 / 2
+# Values compared at a time, so that what is found stays in a core's cache.
+_BLOCK = 1 << 17
 # With a larger share of changes it takes less time to copy all values than the changed ones.
 _SCATTERED = 1 / 32
 
@@ -88,18 +88,24 @@ def bits_of(data: bytes | bytearray | memoryview | np.ndarray[Any, Any], itemsiz
 
 def compare(old: Bits, new: Bits) -> Changes | None:
     """Where they differ; None if in more than half of the values."""
-    kind: Any = np.uint32 if new.size <= 1 << 32 else np.uint64
-    found: list[Any] = []
+    # Only who makes patches needs the compiler.
+    from hpcrl.checkpoint.publish.scan import LINE, find_changes
+
+    lanes, kind = 8 // new.itemsize, np.dtype(np.uint32 if new.size <= 1 << 32 else np.uint64)
+    where, xor = _SCRATCH.room("where", kind), _SCRATCH.room("xor", new.dtype)
+    found_where, found_xor = [np.empty(0, kind)], [np.empty(0, new.dtype)]
     most, count = new.size * _MANY, 0
     for start in range(0, new.size, _BLOCK):
-        here = np.flatnonzero(old[start : start + _BLOCK] != new[start : start + _BLOCK])
-        if here.size:
-            count += here.size
-            if count > most:
-                return None
-            found.append(here.astype(kind) + kind(start))
-    where = np.concatenate(found) if found else np.zeros(0, kind)
-    return Changes(where, old[where] ^ new[where])
+        before, after = old[start : start + _BLOCK], new[start : start + _BLOCK]
+        even = before.size // (lanes * LINE) * (lanes * LINE)
+        here = int(find_changes(before[:even].view("<u8"), after[:even].view("<u8"), lanes, where, xor))
+        rest = even + np.flatnonzero(before[even:] != after[even:])
+        count += here + rest.size
+        if count > most:
+            return None
+        found_where += [where[:here] + kind.type(start), (rest + start).astype(kind)]
+        found_xor += [xor[:here].copy(), before[rest] ^ after[rest]]
+    return Changes(np.concatenate(found_where), np.concatenate(found_xor))
 
 
 def encode(old: Bits | None, new: Bits) -> Patch:
@@ -204,6 +210,21 @@ class _Zstd(threading.local):
 
 
 _ZSTD = _Zstd()
+
+
+class _Scratch(threading.local):
+    """A thread's own room for what is found in a block."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, np.dtype[Any]], Any] = {}
+
+    def room(self, use: str, kind: np.dtype[Any]) -> Any:
+        if (use, kind) not in self._held:
+            self._held[use, kind] = np.empty(_BLOCK + 1, kind)
+        return self._held[use, kind]
+
+
+_SCRATCH = _Scratch()
 
 
 def _sealed(method: str, content: bytes) -> Patch:

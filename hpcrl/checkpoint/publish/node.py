@@ -56,14 +56,15 @@ class NodeWeights:
         folder: local to the node, of one attempt; made if it is not there.
         source: of all published versions.
         wait_s: how long others of the node may take with a version.
+        threads: tensors changed and compared at the same time.
 
     Attributes:
         reads: what this one read from the run's file system.
     """
 
-    def __init__(self, folder: Path, source: Path, *, wait_s: float, stop: StopFlag | None = None) -> None:
+    def __init__(self, folder: Path, source: Path, *, wait_s: float, threads: int = 1, stop: StopFlag | None = None) -> None:
         self._folder, self._source, self._wait_s, self._stop = folder, source, wait_s, stop
-        self._model = folder / "model"
+        self._model, self._threads = folder / "model", threads
         self.reads = Reads()
 
     @contextmanager
@@ -135,11 +136,11 @@ class NodeWeights:
                 self._copy(chain[0])
                 held, chain = chain[0], chain[1:]
             tensors = map_models(self._model)
-            changed = apply_patches(self._source, tensors, chain, self.reads)
+            changed = apply_patches(self._source, tensors, chain, self.reads, threads=self._threads)
             reach("node.patched", self._folder)
             if held is not None and (lacking := unlike(held, wanted, changed)):
                 raise WeightsError(f"the patches up to version {version} in {self._source} leave out {lacking[0]}")
-            check_tensors(tensors, wanted, changed, self._model)
+            check_tensors(tensors, wanted, changed, self._model, threads=self._threads)
             reach("node.checked", self._folder)
             write_version(self._model, wanted, durable=False)
             reach("node.done", self._folder)

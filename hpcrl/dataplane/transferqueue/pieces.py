@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 REQUEST_BYTES = 8 << 20
+# Each piece is a message of its own: while CURVE seals one, those before it travel and are opened. Larger ones also leave the
+# caches of a core, smaller ones cost more calls.
+PIECE_BYTES = 1 << 20
 
 
 class Piece(NamedTuple):
@@ -23,7 +26,7 @@ class Piece(NamedTuple):
     @property
     def name(self) -> str:
         """The field's own for the first."""
-        return f"{self.field}#{self.start // REQUEST_BYTES}" if self.start else self.field
+        return f"{self.field}#{self.start // PIECE_BYTES}" if self.start else self.field
 
 
 class Request(NamedTuple):
@@ -49,7 +52,7 @@ def requests_of(blocks: Sequence[Mapping[str, int]]) -> list[Request]:
     for position, sizes in enumerate(blocks):
         pieces = [piece for field, size in sizes.items() for piece in _cut(field, size)]
         if sum(sizes.values()) <= REQUEST_BYTES:
-            alike.setdefault(tuple(sizes), []).append((position, pieces))
+            alike.setdefault(tuple(piece.name for piece in pieces), []).append((position, pieces))
         else:
             requests += [Request([position], [part]) for part in _fill(pieces)]
     for names, members in alike.items():
@@ -59,8 +62,8 @@ def requests_of(blocks: Sequence[Mapping[str, int]]) -> list[Request]:
 
 
 def _cut(field: str, size: int) -> list[Piece]:
-    starts = range(0, max(1, size), REQUEST_BYTES)
-    return [Piece(field, a, min(size, a + REQUEST_BYTES)) for a in starts]
+    starts = range(0, max(1, size), PIECE_BYTES)
+    return [Piece(field, a, min(size, a + PIECE_BYTES)) for a in starts]
 
 
 def _fill(pieces: Sequence[Piece]) -> list[list[Piece]]:

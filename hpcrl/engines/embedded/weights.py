@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hpcrl.checkpoint.hashing import digest_tensors, hash_digests
+from hpcrl.checkpoint.hashing import digest_tensors, hash_digests, tensor_bytes
 from hpcrl.checkpoint.publish.layout import WeightsError
 from hpcrl.checkpoint.publish.versions import read_record
 from hpcrl.engines.embedded.errors import WeightUpdateError
@@ -82,16 +86,11 @@ def load_in_place(
     held, published = held or {}, _published_digests(folder)
     renewed = {name for name in weights if name not in held or published.get(name) != held[name]}
     try:
-        with torch.no_grad():
-            for file in sorted({stored[name].file for name in renewed}):
-                with safe_open(file, framework="pt") as reader:
-                    for name in (name for name in stored if stored[name].file == file and name in renewed):
-                        weights[name].copy_(reader.get_tensor(name))
+        digests = {**held, **_renew(weights, stored, renewed)}
     except (OSError, SafetensorError, RuntimeError) as error:
         raise WeightUpdateError(
             f"reading {folder} failed half way ({error}); the loaded weights are a mixture, load a whole version", touched=True
         ) from error
-    digests = {**held, **digest_tensors({name: _as_stored(weights[name], stored[name]) for name in renewed})}
     digest = hash_digests(digests)
     if expect_hash is not None and digest != expect_hash:
         raise WeightUpdateError(
@@ -119,6 +118,32 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         except (OSError, SafetensorError) as error:
             raise WeightUpdateError(f"{file} cannot be read: {error}; nothing was changed", touched=False) from error
     return found
+
+
+def _renew(weights: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor], names: set[str]) -> dict[str, str]:
+    """Copy tensors in place; returns digests of what is then there, each made while it is still in a core's cache."""
+
+    def take(name: str, reader: Any) -> str:
+        tensor = weights[name]
+        _copy(tensor, reader.get_tensor(name))
+        return digest_tensors({name: _as_stored(tensor, stored[name])})[name]
+
+    digests: dict[str, str] = {}
+    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="weights") as pool:
+        for file in sorted({stored[name].file for name in names}):
+            here = sorted((name for name in names if stored[name].file == file), key=lambda name: -weights[name].nbytes)
+            with safe_open(file, framework="pt") as reader:
+                digests |= dict(zip(here, pool.map(partial(take, reader=reader), here), strict=True))
+    return digests
+
+
+def _copy(into: torch.Tensor, of: torch.Tensor) -> None:
+    """Within this thread, where nothing is to be converted or sent to a device: torch would begin threads for each of ours."""
+    if into.dtype == of.dtype and into.device.type == of.device.type == "cpu" and into.is_contiguous() and of.is_contiguous():
+        np.copyto(np.frombuffer(tensor_bytes(into), np.uint8), np.frombuffer(tensor_bytes(of), np.uint8))
+        return
+    with torch.no_grad():
+        into.copy_(of)
 
 
 def _published_digests(folder: Path) -> dict[str, str]:

@@ -5,9 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrl.dataplane.transferqueue.pieces import REQUEST_BYTES, requests_of
+from hpcrl.dataplane.transferqueue.pieces import PIECE_BYTES, REQUEST_BYTES, requests_of
 
-sizes = st.one_of(st.integers(0, 10), st.integers(0, 3 * REQUEST_BYTES), st.sampled_from([REQUEST_BYTES, 2 * REQUEST_BYTES]))
+sizes = st.one_of(
+    st.integers(0, 10), st.integers(0, 3 * REQUEST_BYTES), st.sampled_from([PIECE_BYTES, 2 * PIECE_BYTES, REQUEST_BYTES])
+)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), sizes), max_size=12))

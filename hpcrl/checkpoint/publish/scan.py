@@ -1,0 +1,48 @@
+"""Where two versions of a tensor differ, found in one pass over them at the speed of memory. Pure.
+
+NumPy needs several passes for it, of which the search for what is not zero costs most. Compiled by Numba at the first call for
+each type of values, within a second, and kept on the disk from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+_U64 = numba.uint64
+# Words looked at before it is asked whether any of them differs: a line of the cache.
+LINE = 8
+
+
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def find_changes(old: Any, new: Any, lanes: int, where: Any, xor: Any) -> int:
+    """Fill in which values differ and the exclusive or of their bits; returns how many do.
+
+    Args:
+        old, new: uint64 (words,), of little-endian values; whole lines.
+        lanes: values in a word.
+        where: (words * lanes + 1,), unsigned integers.
+        xor: (words * lanes + 1,), of the values' type.
+    """
+    bits = 64 // lanes
+    mask = ~_U64(0) >> _U64(64 - bits)
+    # Signed numbers would be looked at for being negative at each use.
+    count, start, words = _U64(0), _U64(0), _U64(old.size)
+    while start < words:
+        differ = _U64(0)
+        for place in range(LINE):
+            differ |= old[start + _U64(place)] ^ new[start + _U64(place)]
+        if differ:
+            for place in range(LINE):
+                word = start + _U64(place)
+                differ = old[word] ^ new[word]
+                if differ:
+                    for lane in range(lanes):
+                        value = (differ >> _U64(lane * bits)) & mask
+                        # Written in any case and kept if it is one: which values differ cannot be foreseen.
+                        where[count] = word * _U64(lanes) + _U64(lane)
+                        xor[count] = value
+                        count += _U64(value != 0)
+        start += _U64(LINE)
+    return int(count)
