@@ -141,10 +141,11 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Recipes and helpers that a test wrote and imported are not there for the next one, as in a process of its own."""
-    before, path = set(sys.modules), list(sys.path)
+    path = list(sys.path)
     yield
     sys.path[:] = path
-    for name in set(sys.modules) - before:
+    # Of fixtures that several tests share as well.
+    for name in list(sys.modules):
         file = getattr(sys.modules[name], "__file__", None)
         # Test modules themselves are named by their place.
         ours = not name.startswith("tests") and file and Path(file).is_relative_to(Path(__file__).parent)

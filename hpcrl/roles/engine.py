@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hpcrl.data.models import resolve_model
 from hpcrl.engines.client import EngineClient, EngineError
+from hpcrl.run.errors import RoleLost, host
 
 if TYPE_CHECKING:
     from hpcrl.roles.context import RoleContext
@@ -66,8 +67,8 @@ def serving(role: Inference, context: RoleContext, folder: Path) -> Iterator[Ser
         Stopped: asked to stop meanwhile.
     """
     if role.sglang is None:
-        with _embedded(role, context) as url, _client(url, context) as client:
-            yield ServedEngine(client, context, lambda: None)
+        with _embedded(role, context) as (url, check), _client(url, context) as client:
+            yield ServedEngine(client, context, check)
         return
     from hpcrl.engines.sglang.command import Place
     from hpcrl.engines.sglang.server import SglangServer
@@ -94,7 +95,7 @@ def serving(role: Inference, context: RoleContext, folder: Path) -> Iterator[Ser
 
 
 @contextmanager
-def _embedded(role: Inference, context: RoleContext) -> Iterator[str]:
+def _embedded(role: Inference, context: RoleContext) -> Iterator[tuple[str, Callable[[], None]]]:
     from hpcrl.engines.embedded.server import EmbeddedServer
     from hpcrl.engines.embedded.settings import EngineSettings
 
@@ -111,8 +112,17 @@ def _embedded(role: Inference, context: RoleContext) -> Iterator[str]:
         repeatable=context.recipe.schedule.window == 1,
     )
     server = EmbeddedServer(settings, address=identity.address, port=identity.ports[0], api_key=context.key)
+
+    def check() -> None:
+        if (error := server.engine.failure) is not None:
+            raise RoleLost(
+                f"the embedded engine of {identity.name} on {host()} cannot compute: {error!r}",
+                read=context.attempt.log(identity.name),
+                do="where it was out of memory, lower max_context or the samples of a step",
+            ) from error
+
     try:
-        yield server.start()
+        yield server.start(), check
     finally:
         server.stop()
 

@@ -60,6 +60,7 @@ class EmbeddedEngine:
         # Waits for its turn.
         self._change: _Change | None = None
         self._stopping = False
+        self._failure: BaseException | None = None
         self._calls: list[Callable[[], object]] = []
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._loop, name="embedded-engine", daemon=True)
@@ -69,6 +70,11 @@ class EmbeddedEngine:
     def weights(self) -> WeightReport:
         """Which weights are loaded."""
         return self._holding.report
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine's thread; None unless something did."""
+        return self._failure
 
     @property
     def broken(self) -> str | None:
@@ -347,7 +353,7 @@ class EmbeddedEngine:
             while not self._stopping:
                 self._turn()
         except BaseException as error:
-            why = f"the engine's thread failed: {error}"
+            self._failure, why = error, f"the engine's thread failed: {error}"
             raise
         finally:
             self._end(why)

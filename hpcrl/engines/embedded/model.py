@@ -10,6 +10,7 @@ import torch
 
 from hpcrl.engines.embedded.kv_cache import RowCache
 from hpcrl.engines.embedded.settings import EngineSettings
+from hpcrl.engines.making import MAKING
 from hpcrl.run.errors import CheckFailed
 
 
@@ -49,9 +50,10 @@ class LoadedModel:
         # It would be drawn into the log, or over the progress view of a run in one process.
         logging.disable_progress_bar()
         try:
-            self.module = AutoModelForCausalLM.from_pretrained(
-                settings.model_path, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa", local_files_only=True
-            )
+            with MAKING:
+                self.module = AutoModelForCausalLM.from_pretrained(
+                    settings.model_path, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa", local_files_only=True
+                )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckFailed([f"the model in {settings.model_path} cannot be loaded: {error}"]) from error
         self.module.eval().requires_grad_(False)

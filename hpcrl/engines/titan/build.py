@@ -21,6 +21,7 @@ from torchtitan.distributed.compile import apply_compile
 from torchtitan.tools.utils import set_default_dtype
 
 from hpcrl.checkpoint.distributed import load_tensors
+from hpcrl.engines.making import MAKING
 from hpcrl.engines.titan.compat import fill_rope_caches, sum_gradients_exactly
 from hpcrl.engines.titan.model import ModelSpec
 from hpcrl.engines.titan.settings import TrainerSettings
@@ -32,7 +33,7 @@ _CHECKPOINTING = {"selective": SelectiveAC, "full": FullAC}
 
 def build_model(spec: ModelSpec, settings: TrainerSettings, *, world_size: int, device: torch.device) -> nn.Module:
     """The model with float32 weights, not yet filled; sharded over all ranks (FSDP2) if there are several. A collective."""
-    with torch.device("meta"), set_default_dtype(torch.float32):
+    with MAKING, torch.device("meta"), set_default_dtype(torch.float32):
         model: Any = spec.config.build()
     if settings.activation_checkpointing != "none":
         _CHECKPOINTING[settings.activation_checkpointing].Config().build(dump_folder="").apply(model)
@@ -55,7 +56,8 @@ def build_model(spec: ModelSpec, settings: TrainerSettings, *, world_size: int, 
     model.to_empty(device=device)
     if spec.config.enable_weight_tying:
         model.tok_embeddings.weight = model.lm_head.weight
-    fill_rope_caches(model, device)
+    with MAKING:
+        fill_rope_caches(model, device)
     model.train()
     return model  # type: ignore[no-any-return]
 
