@@ -19,7 +19,7 @@ from hpcrl.checkpoint.transport.errors import TransportError
 from hpcrl.run.curve import curve_pair, guard_server
 from hpcrl.run.errors import host
 from hpcrl.run.failpoints import reach
-from hpcrl.run.sockets import bind, shared_context
+from hpcrl.run.sockets import bind, own_context
 
 PURPOSE = "weights"
 CHUNK = 1 << 20
@@ -69,13 +69,15 @@ class FileServer:
 
     def __init__(self, folder: Path, *, address: str, port: int, key: str) -> None:
         self._folder = folder
-        self._socket: zmq.Socket[bytes] = shared_context().socket(zmq.ROUTER)
+        # Only the end of a context waits until the port is free.
+        self._context = own_context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         guard_server(self._socket, curve_pair(key, PURPOSE))
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
             bind(self._socket, address, port)
         except zmq.ZMQError as error:
-            self._socket.close(linger=0)
+            self._context.destroy(linger=0)
             raise TransportError(
                 f"{host()}: port {port} of {address}, planned for serving policy versions, cannot be bound: {error}; another "
                 "program of this node uses it"
@@ -97,7 +99,7 @@ class FileServer:
                     answer, data = self._answer(parts)
                     self._socket.send_multipart([peer, msgspec.msgpack.encode(answer), data], copy=False)
         finally:
-            self._socket.close(linger=0)
+            self._context.destroy(linger=0)
 
     def _answer(self, parts: list[bytes]) -> tuple[Piece, bytes]:
         try:
