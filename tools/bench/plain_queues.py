@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import zmq
 
+from hpcrl.run.curve import curve_pair, guard_client, guard_server
+
 Columns = dict[str, Any]
 _RAY = ("ray", "ray.util", "ray.util.scheduling_strategies")
 
@@ -123,15 +125,21 @@ def _tensors(columns: Columns) -> Any:
 
 
 class PlainZmq:
-    """A process that keeps what it is sent until it is asked for, with nothing else to it."""
+    """A process that keeps what it is sent until it is asked for, with nothing else to it.
 
-    def __init__(self) -> None:
+    Args:
+        key: for CURVE; empty goes without.
+    """
+
+    def __init__(self, key: str = "") -> None:
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe(duplex=False)
-        self._server = spawn.Process(target=_keep, args=(theirs,), daemon=True)
+        self._server = spawn.Process(target=_keep, args=(theirs, key), daemon=True)
         self._server.start()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
+        if key:
+            guard_client(self._socket, curve_pair(key))
         self._socket.connect(ours.recv())
 
     def cycle(self, parts: Sequence[np.ndarray]) -> int:
@@ -147,8 +155,10 @@ class PlainZmq:
         self._server.join()
 
 
-def _keep(pipe: Connection) -> None:
+def _keep(pipe: Connection, key: str) -> None:
     socket = zmq.Context().socket(zmq.REP)
+    if key:
+        guard_server(socket, curve_pair(key))
     pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
     kept: list[Any] = []
     while True:
