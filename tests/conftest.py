@@ -20,6 +20,7 @@ _CLUSTER = "tests/slurm/"
 # Folders whose tests share what takes long to start.
 _SHARED = (_CLUSTER, "tests/engines/contract/")
 _CRASHED = pytest.StashKey[bool]()
+_not_collected: list[str] = []
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
@@ -45,8 +46,14 @@ def pytest_handlecrashitem(sched: Any) -> None:
     sched.config.stash[_CRASHED] = True
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Tests could not be collected, or not alike by all workers: then none was run."""
+    if report.failed:
+        _not_collected.append(report.nodeid)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.stash.get(_CRASHED, False):
+    if session.config.stash.get(_CRASHED, False) or _not_collected:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 

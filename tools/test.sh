@@ -18,9 +18,9 @@ ruff format --check .
 mypy
 # Two workers: much of the time is waiting for processes to start. Real clusters and real processes with deadlines share this
 # host with whatever else runs on it: what fails is run once more, alone, and both outcomes stay in the output. What fails
-# twice fails. A worker that crashes ends it all: the tests that it had left are not known to have failed.
+# twice fails. A worker that crashes, or tests that cannot be collected, end it all: what was left is not known to have failed.
 code=0
-python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "${marks[@]}" "$@" || code=$?
+python -m pytest -n 2 --cache-clear --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "${marks[@]}" "$@" || code=$?
 if [ "$code" = 1 ]; then
   python -m pytest "${marks[@]}" --last-failed --last-failed-no-failures none "$@" && code=0 || code=$?
 fi

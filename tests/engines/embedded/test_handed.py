@@ -45,7 +45,9 @@ def test_handles_of_torch_are_tensors_again():
 
 
 @pytest.mark.parametrize(
-    "call", [(os.system, "touch {path}"), (eval, "open({path!r}, 'w')"), (open, "{path}", "w"), (torch.load, "{path}")], ids=str
+    "call",
+    [(os.system, "touch {path}"), (eval, "open({path!r}, 'w')"), (open, "{path}", "w"), (torch.load, "{path}")],
+    ids=["system", "eval", "open", "load"],
 )
 def test_no_name_but_those_of_handles_is_looked_up(tmp_path: Path, call: Any):
     path = tmp_path / "harm"
