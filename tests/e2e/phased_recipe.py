@@ -95,5 +95,5 @@ def recipe(
             "trainer": replace(group, role=trainer),
             "evaluator": RoleGroup(role=Evaluator(stays=evaluator_stays)),
         },
-        limits=replace(made.limits, drain_s=8.0),
+        limits=replace(made.limits, drain_s=20.0),
     )

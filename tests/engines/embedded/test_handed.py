@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ from hpcrl.engines.tensor_update import _in_shared_memory, _payload
 
 def packed(what: Any) -> str:
     return base64.b64encode(pickle.dumps(what)).decode()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left() -> Iterator[None]:
+    """Handles that nobody has taken keep their memory until this process ends."""
+    yield
+    for path in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"):
+        path.unlink()
 
 
 class Harm:
