@@ -95,8 +95,8 @@ def senders(changed: Tensors) -> Iterator[Callable[..., list[Sender]]]:
         sender.close()
 
 
-def joined(client: EngineClient, senders: list[Sender]) -> GroupUpdate:
-    update = GroupUpdate(client, [one.channel for one in senders], rank=1, size=2, backend="gloo", seconds=WAIT_S)
+def joined(client: EngineClient, senders: list[Sender], seconds: float = WAIT_S) -> GroupUpdate:
+    update = GroupUpdate(client, [one.channel for one in senders], rank=1, size=2, backend="gloo", seconds=seconds)
     with ThreadPoolExecutor(len(senders)) as pool:
         meeting = [pool.submit(sender.meet) for sender in senders]
         update.join()
@@ -227,7 +227,8 @@ def test_other_weights_than_announced_leave_the_engine_unhealthy(client, senders
 
 def test_a_sender_that_goes_away_leaves_the_engine_unhealthy_until_a_whole_load(client, senders, tiny_model, changed):
     sent = senders(2)
-    update = joined(client, sent)
+    # So long the engine waits for what does not come.
+    update = joined(client, sent, seconds=8.0)
     first, second = sent
 
     def go_away() -> None:
