@@ -229,7 +229,10 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def across_sockets(repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Every byte through storage units, and ``desk``: a question; with keys and without, in turns [s]."""
+    """Every byte through storage units, the same by the node's memory, and ``desk``: a question; with keys and without [s].
+
+    In turns.
+    """
     rounds, shapes = 5, list(SHAPES)
     found: dict[type[QueueProcesses], list[dict[str, float]]] = {QueueProcesses: [], Keyless: []}
     with contextlib.ExitStack() as stack:
@@ -241,7 +244,9 @@ def across_sockets(repeats: int) -> tuple[dict[str, float], dict[str, float]]:
             for kind, queue in queues.items():
                 extra = (without_keys,) if kind is Keyless else ()
                 across = queue.address(across=every_edge(recipe()), inline_bytes=0)
-                times = apart(*extra, cycles, across, max(3, repeats // rounds), turn, shapes)
+                times = apart(*extra, cycles, across, max(3, repeats // rounds), 2 * turn, shapes)
+                node = apart(*extra, cycles, queue.address(), max(3, repeats // rounds), 2 * turn + 1, shapes)
+                times |= {f"{name}, same node": seconds for name, seconds in node.items()}
                 times["desk"] = apart(*extra, questions, queue.address(), 10 * repeats, turn)
                 found[kind].append(times)
     with_keys, without = ({name: median(one[name] for one in times) for name in times[0]} for times in found.values())
@@ -295,7 +300,7 @@ def main() -> None:
     for name, least in (("256 KiB x 64", 2), ("16 MiB x 4", 5)):
         ratio = speed["hpcrl, same node", name]
         targets.append((f"{name} same node: {ratio:.1f}x ({least}x)", ratio >= least))
-    for name in (*SHAPES, "desk"):
+    for name in (*SHAPES, *(f"{name}, same node" for name in SHAPES), "desk"):
         kept = keyless[name] / across[name]
         # What CURVE leaves of a socket with nothing else around it.
         bare = f", pyzmq alone {100 * plain['pyzmq'][name] / plain['pyzmq, keys'][name]:.0f} %" if name in SHAPES else ""

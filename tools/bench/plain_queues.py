@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -96,6 +97,8 @@ def _serve(kind: str, pipe: Connection) -> None:
 
 
 def _stand_in_for_ray() -> None:
+    # What it takes anyway, after a warning at each call.
+    os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))
     modules = {name: types.ModuleType(name) for name in _RAY}
     ray, util, strategies = modules.values()
     ray.__path__, util.__path__ = [], []

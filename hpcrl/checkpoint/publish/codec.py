@@ -35,8 +35,8 @@ _CHECKSUM = 8
 # they are not, and to try it takes longer than all the rest; of small ones both are cheap to measure.
 _SMALL, _FEW = 1 << 14, 1 / 8
 _MANY = 1 / 2
-# Values compared at a time, so that what is found stays in a core's cache.
-_BLOCK = 1 << 17
+# Values compared at a time: fewer cost more calls, more leave a core's cache.
+_BLOCK = 1 << 19
 # With a larger share of changes it takes less time to copy all values than the changed ones.
 _SCATTERED = 1 / 32
 
