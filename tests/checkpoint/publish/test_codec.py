@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hpcrl.checkpoint.publish.codec import METHODS, Patch, PatchError, advance, apply, bits_of, compare, encode
 
 KINDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-# Bit patterns of bfloat16, float32 and others that compare oddly as numbers: NaNs with payloads, infinities, both zeros, subnormals.
+# Bit patterns of bfloat16, float32 and others that compare oddly as numbers: NaNs with payloads, infinities, both zeros,
+# subnormals.
 ODD = {
     1: [0x7F, 0xFF, 0x80, 0],
     8: [0x7FF8000000000001, 0xFFFFFFFFFFFFFFFF, 0x7FF0000000000000, 0, 0x8000000000000000, 1],
