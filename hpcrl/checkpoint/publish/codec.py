@@ -17,8 +17,11 @@ A checksum of method and content comes before each.
 
 from __future__ import annotations
 
+import functools
+import logging
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,8 @@ import xxhash
 import zstandard
 
 from hpcrl.run.errors import HpcrlError
+
+log = logging.getLogger(__name__)
 
 METHODS = ("same", "sparse", "xor", "full")
 _HEAD = struct.Struct("<QBQ")
@@ -88,24 +93,35 @@ def bits_of(data: bytes | bytearray | memoryview | np.ndarray[Any, Any], itemsiz
 
 def compare(old: Bits, new: Bits) -> Changes | None:
     """Where they differ; None if in more than half of the values."""
-    # Only who makes patches needs the compiler.
-    from hpcrl.checkpoint.publish.scan import LINE, find_changes
-
-    lanes, kind = 8 // new.itemsize, np.dtype(np.uint32 if new.size <= 1 << 32 else np.uint64)
-    where, xor = _SCRATCH.room("where", kind), _SCRATCH.room("xor", new.dtype)
+    kind = np.dtype(np.uint32 if new.size <= 1 << 32 else np.uint64)
+    find = _finder()
     found_where, found_xor = [np.empty(0, kind)], [np.empty(0, new.dtype)]
     most, count = new.size * _MANY, 0
     for start in range(0, new.size, _BLOCK):
         before, after = old[start : start + _BLOCK], new[start : start + _BLOCK]
-        even = before.size // (lanes * LINE) * (lanes * LINE)
-        here = int(find_changes(before[:even].view("<u8"), after[:even].view("<u8"), lanes, where, xor))
-        rest = even + np.flatnonzero(before[even:] != after[even:])
-        count += here + rest.size
+        where, xor = find(before, after, kind)
+        count += where.size
         if count > most:
             return None
-        found_where += [where[:here] + kind.type(start), (rest + start).astype(kind)]
-        found_xor += [xor[:here].copy(), before[rest] ^ after[rest]]
+        found_where.append(where + kind.type(start))
+        found_xor.append(xor)
     return Changes(np.concatenate(found_where), np.concatenate(found_xor))
+
+
+def _find_plainly(old: Bits, new: Bits, kind: np.dtype[Any]) -> tuple[Any, Bits]:
+    where = np.flatnonzero(old != new)
+    return where.astype(kind), old[where] ^ new[where]
+
+
+@functools.cache
+def _finder() -> Callable[[Bits, Bits, np.dtype[Any]], tuple[Any, Bits]]:
+    """Compiled, or, where there is no Numba for this Python or machine, at a third of the speed."""
+    try:
+        from hpcrl.checkpoint.publish.scan import find
+    except ImportError as error:
+        log.warning("changes of weights are searched for by NumPy, which takes three times as long: %s", error)
+        return _find_plainly
+    return find
 
 
 def encode(old: Bits | None, new: Bits) -> Patch:
@@ -210,21 +226,6 @@ class _Zstd(threading.local):
 
 
 _ZSTD = _Zstd()
-
-
-class _Scratch(threading.local):
-    """A thread's own room for what is found in a block."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, np.dtype[Any]], Any] = {}
-
-    def room(self, use: str, kind: np.dtype[Any]) -> Any:
-        if (use, kind) not in self._held:
-            self._held[use, kind] = np.empty(_BLOCK + 1, kind)
-        return self._held[use, kind]
-
-
-_SCRATCH = _Scratch()
 
 
 def _sealed(method: str, content: bytes) -> Patch:

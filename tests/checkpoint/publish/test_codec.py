@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcrl.checkpoint.publish import codec, scan
 from hpcrl.checkpoint.publish.codec import METHODS, Patch, PatchError, advance, apply, bits_of, compare, encode
 
 KINDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -159,6 +162,27 @@ def test_changes_are_found_across_blocks_and_given_up_beyond_half():
     assert changes.where.tolist() == where
     new[:500_002] = 1
     assert compare(old, new) is None
+
+
+@given(pairs())
+def test_without_a_compiler_the_same_is_found(pair):
+    kind = np.dtype(np.uint32)
+    for found, expected in zip(scan.find(*pair, kind), codec._find_plainly(*pair, kind), strict=True):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+
+
+def test_where_there_is_no_compiler_it_is_said_and_numpy_does_it(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "hpcrl.checkpoint.publish.scan", None)
+    codec._finder.cache_clear()
+    try:
+        old, new = step(100_000, 0.01)
+        assert encode(old, new).method == "sparse"
+        encode(old, new)
+        (said,) = caplog.messages
+        assert "by NumPy" in said
+    finally:
+        codec._finder.cache_clear()
 
 
 def test_bits_are_the_values_in_place():
