@@ -1,7 +1,7 @@
 """Where two versions of a tensor differ, found in one pass over them at the speed of memory. Pure.
 
 NumPy needs several passes for it, of which the search for what is not zero costs most. Compiled by Numba at the first call for
-each type of values, within a second, and kept on the disk from then on.
+each type of values, within a second. It is not kept on the disk, where a full or missing home would make the call fail.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def find(old: Any, new: Any, kind: np.dtype[Any]) -> tuple[Any, Any]:
     return np.append(where[:count], rest.astype(kind)), np.append(xor[:count], old[rest] ^ new[rest])
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
 def find_changes(old: Any, new: Any, lanes: int, where: Any, xor: Any) -> int:
     """Fill in which values differ and the exclusive or of their bits; returns how many do.
 
