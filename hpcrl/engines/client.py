@@ -27,6 +27,7 @@ from hpcrl.engines.completion import (
     score_body,
     version_number,
 )
+from hpcrl.engines.device_memory import Memory
 from hpcrl.engines.verify import check_loaded
 from hpcrl.run.errors import DeadlineExceeded
 from hpcrl.run.stop import wait_for
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["EngineClient", "EngineError", "EngineRefused", "EngineUnavailable", "Loads", "ModelInfo", "WeightUpdate"]
-
-Memory = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True)

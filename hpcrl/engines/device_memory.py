@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+# What of an engine can be let go of, by SGLang's names.
+Memory = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from hpcrl.engines.device_memory import Memory
 from hpcrl.engines.embedded.errors import RequestError, WeightUpdateError
 from hpcrl.engines.embedded.figures import Figures
 from hpcrl.engines.embedded.holding import Holding, WeightReport
@@ -24,7 +25,6 @@ from hpcrl.engines.embedded.settings import EngineSettings
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "retract", "in_place"]
-Memory = Literal["weights", "kv_cache"]
 MEMORY: tuple[Memory, ...] = ("weights", "kv_cache")
 _ABORTED = "Aborted by AbortReq."
 
