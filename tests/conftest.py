@@ -161,6 +161,16 @@ def _forget_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def own_threads() -> Iterator[None]:
+    """Puts back torch's number of threads, which a run in this process changes."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def flip() -> Callable[[Path], None]:
     """Changes a bit in the middle of a file."""
 

@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,16 +116,6 @@ def launcher(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Laun
     data = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"say {number}", "answer": str(number)}) + "\n" for number in range(PROMPTS)))
     return Launcher(tiny_model, data)
-
-
-@pytest.fixture
-def own_threads() -> Iterator[None]:
-    """Puts back torch's number of threads, which a run in this process changes."""
-    import torch
-
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +150,6 @@ def small(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "reward.function": f"{folder / 'share.py'}:share",
         "trainer.preflight": True,
     }
-
-
-@pytest.fixture
-def own_threads() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -21,36 +21,12 @@ from hpcrl.checkpoint.publish.versions import version_path
 from hpcrl.checkpoint.state.layout import SaveName, StateError
 from hpcrl.checkpoint.state.manifest import Mesh
 from hpcrl.checkpoint.state.saver import About, Saved
-from hpcrl.engines.titan.samples import Sample, SampleError
+from hpcrl.engines.titan.samples import SampleError
 from hpcrl.engines.titan.settings import TrainerSettings, World
 from hpcrl.engines.titan.shape import ModelError
 from hpcrl.engines.titan.trainer import TitanTrainer, TrainingDiverged
 from hpcrl.run.errors import CheckFailed, HpcrlError
-
-VOCABULARY = 128
-
-
-def make_batch(seed=0, groups=3, each=4, vocabulary=VOCABULARY):
-    """Groups of random prompts and responses of random lengths; the last sample of each group has no signal.
-
-    No padding token: transformers gives its embedding no gradient, wherever it stands.
-    """
-    rng = np.random.default_rng(seed)
-    samples = []
-    for group in range(groups):
-        prompt = rng.integers(2, vocabulary, rng.integers(3, 9)).astype(np.int32)
-        for number in range(each):
-            response = rng.integers(2, vocabulary, rng.integers(1, 12)).astype(np.int32)
-            samples.append(
-                Sample(
-                    prompt_ids=prompt,
-                    response_ids=response,
-                    behaviour_logprobs=rng.normal(-np.log(vocabulary), 0.1, len(response)).astype(np.float32),
-                    advantage=float(rng.normal()) if number < each - 1 else 0.0,
-                    group=group,
-                )
-            )
-    return samples
+from hpcrl.testing.batches import make_batch
 
 
 def settings(model, **changes):
