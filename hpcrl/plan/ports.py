@@ -6,12 +6,11 @@ the blocks that they have in common in the same order.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import socket
 from collections.abc import Iterable, Sequence
 
 from hpcrl.plan.allocation import Node
+from hpcrl.run.addresses import is_free
 from hpcrl.run.errors import CheckFailed
 
 PORTS_PER_PROCESS = 4
@@ -43,7 +42,7 @@ def candidates(run_id: str, count: int | None, ephemeral: Iterable[Range], size:
 
 def probe_busy(address: str, blocks: Sequence[Range]) -> tuple[Range, ...]:
     """Those of the blocks in which a port of this host cannot be bound on an address now."""
-    return tuple(block for block in blocks if not all(_is_free(address, port) for port in range(*block)))
+    return tuple(block for block in blocks if not all(is_free(address, port) for port in range(*block)))
 
 
 def choose_block(run_id: str, nodes: Sequence[Node], size: int) -> Range:
@@ -73,16 +72,6 @@ def choose_block(run_id: str, nodes: Sequence[Node], size: int) -> Range:
             "see what listens there (`ss -ltnp`), end left-over runs, or give the nodes back"
         ]
     )
-
-
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do, so that a port in TIME_WAIT counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            probe.bind((address, port))
-            return True
-    return False
 
 
 def _meets_any(block: Range, others: Iterable[Range]) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 import zmq
 
+from hpcrl.run.addresses import host_part
+
 # Encryption is their work, one for each connection, and one thread seals about 450 MiB/s.
 IO_THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 _MOST_SOCKETS = 1 << 16
@@ -46,7 +48,7 @@ def connect(socket: zmq.Socket[Any], address: str, port: int) -> None:
 
 def endpoint(address: str, port: int) -> str:
     """As ZeroMQ writes it. Pure."""
-    return f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
+    return f"tcp://{host_part(address)}:{port}"
 
 
 def own_context() -> zmq.Context[Any]:

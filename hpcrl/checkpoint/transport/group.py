@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hpcrl.checkpoint.transport.errors import TransportError
+from hpcrl.run.addresses import family_of
 from hpcrl.run.errors import host
 
 Backend = Literal["gloo", "nccl"]
@@ -141,7 +142,7 @@ def _failure(work: Any) -> str | None:
 
 def _listen(address: str, port: int) -> socket.socket:
     """Only at the planned address; torch's store by itself would listen at every one."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))

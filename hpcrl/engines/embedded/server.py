@@ -12,6 +12,7 @@ from aiohttp import web
 from hpcrl.engines.embedded.engine import EmbeddedEngine
 from hpcrl.engines.embedded.routes import application
 from hpcrl.engines.embedded.settings import EngineSettings
+from hpcrl.run.addresses import family_of, host_part
 from hpcrl.run.errors import CheckFailed, host
 
 _SHUTDOWN_S = 1.0
@@ -48,8 +49,7 @@ class EmbeddedServer:
         Raises:
             CheckFailed: the port is taken, or the model cannot be loaded; nothing is left behind.
         """
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family_of(self._address), socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((self._address, self._port))
@@ -70,8 +70,7 @@ class EmbeddedServer:
         except BaseException:
             self.stop()
             raise
-        shown = f"[{self._address}]" if family == socket.AF_INET6 else self._address
-        return f"http://{shown}:{self._port}"
+        return f"http://{host_part(self._address)}:{self._port}"
 
     def stop(self) -> None:
         """Abort what runs, free the port and end the threads. Safe to call twice."""

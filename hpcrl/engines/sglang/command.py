@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrl.engines.sglang.settings import Sglang
+from hpcrl.run.addresses import host_part
 
 KEY_VARIABLE = "HPCRL_ENGINE_KEY"
 # SGLang keeps some tokens of the context to itself, and without a word makes completions shorter by them.
@@ -44,8 +45,7 @@ class Place:
     @property
     def url(self) -> str:
         """Where it listens."""
-        shown = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{shown}:{self.port}"
+        return f"http://{host_part(self.address)}:{self.port}"
 
 
 def arguments(sglang: Sglang, place: Place) -> list[str]:

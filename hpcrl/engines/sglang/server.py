@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from hpcrl.engines.sglang.interpreter import interpreter
 from hpcrl.engines.sglang.kernels import kernel_folder
 from hpcrl.engines.sglang.settings import Sglang
 from hpcrl.engines.sglang.words import last_words
+from hpcrl.run.addresses import is_free
 from hpcrl.run.errors import RoleFailed, RoleLost, host
 from hpcrl.run.stop import StopFlag, back_off, wait_for
 
@@ -53,7 +53,8 @@ class SglangServer:
             Stopped: asked to stop meanwhile; it is ended.
         """
         place = self._place
-        wait_for(f"port {place.port} of {place.address} to be free", self._port_is_free, seconds=_PORT_S, stop=stop)
+        port = f"port {place.port} of {place.address}"
+        wait_for(f"{port} to be free", lambda: is_free(place.address, place.port) or None, seconds=_PORT_S, stop=stop)
         python = shutil.which(interpreter(self._sglang)) or interpreter(self._sglang)
         self._temporary.mkdir(parents=True, exist_ok=True)
         environ = environment(
@@ -135,16 +136,6 @@ class SglangServer:
             calls.ask("GET", "/health", None, repeat=False)
         except EngineError:
             return None
-        return True
-
-    def _port_is_free(self) -> bool | None:
-        place = self._place
-        with socket.socket(socket.AF_INET6 if ":" in place.address else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((place.address, place.port))
-            except OSError:
-                return None
         return True
 
 
