@@ -46,7 +46,8 @@ class Records(Dataset):
         Raises:
             CheckFailed: no file, a record that is not an object or lacks a field (file, line or row, fields found), no items.
         """
-        items: dict[Any, Item] = {}
+        items: list[Item] = []
+        seen: set[Any] = set()
         problems: list[str] = []
         if not self.paths:
             problems.append("Records names no file")
@@ -55,21 +56,22 @@ class Records(Dataset):
         except re.error as error:
             raise CheckFailed([f"prompt_keep {self.prompt_keep!r} is no regular expression: {error}"]) from error
         for name in self.paths:
-            before = len(items)
+            count = 0
             try:
                 for path in data_files(name):
                     for where, record in records(path):
-                        self._add(items, record, where, problems)
+                        count += 1
+                        self._add(items, seen, record, where, problems)
                         if len(problems) >= _MOST_PROBLEMS:
                             raise CheckFailed(problems)
             except (OSError, UnicodeDecodeError) as error:
                 problems.append(f"dataset {name} cannot be read: {error}")
             else:
-                if len(items) == before and not problems:
+                if not count and not problems:
                     problems.append(f"dataset {name} is empty")
         if problems:
             raise CheckFailed(problems)
-        return list(items.values())
+        return items
 
     def fingerprint(self) -> dict[str, str]:
         """The settings and the files' checksums."""
@@ -77,7 +79,7 @@ class Records(Dataset):
         files = {f"file {number}": fingerprint(path) for number, path in enumerate(paths, start=1)}
         return {name: value for name, value in super().fingerprint().items() if name != "paths"} | files
 
-    def _add(self, items: dict[Any, Item], record: Any, where: str, problems: list[str]) -> None:
+    def _add(self, items: list[Item], seen: set[Any], record: Any, where: str, problems: list[str]) -> None:
         try:
             if isinstance(record, ValueError):
                 raise record
@@ -85,9 +87,13 @@ class Records(Dataset):
         except ValueError as error:
             problems.append(f"{where} {error}")
             return
-        prompt = item.prompt
-        same: Any = prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)
-        items.setdefault(same if self.distinct else where, item)
+        if self.distinct:
+            prompt = item.prompt
+            same: Any = prompt if isinstance(prompt, str) else tuple((m["role"], m["content"]) for m in prompt)
+            if same in seen:
+                return
+            seen.add(same)
+        items.append(item)
 
     def _item(self, record: Any, where: str) -> Item:
         if not isinstance(record, dict):

@@ -106,3 +106,11 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CheckFailed, match="pip install pyarrow"):
         Records(paths=(str(path),)).open()
+
+
+def test_a_file_that_is_named_twice_counts_twice_unless_prompts_are_distinct(tmp_path: Path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"prompt": "1+1?", "answer": 2}\n{"prompt": "2+2?", "answer": 4}\n')
+    paths = (str(path), str(path))
+    assert [item.answer for item in Records(paths=paths).open()] == ["2", "4", "2", "4"]
+    assert [item.answer for item in Records(paths=paths, distinct=True).open()] == ["2", "4"]
