@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 STEPS = 80
 
 
-def component(name: str, *groups: str, nodes: int = 1, spares: int = 0, partition: str = "main") -> Component:
+def component(name: str, *groups: str, nodes: int = 1, spares: int = 0, partition: str = "main", cpus: int = 8) -> Component:
     return Component(
         name=name,
         groups=groups,
         nodes=nodes,
         gpus_per_node=0,
-        cpus_per_node=8,
+        cpus_per_node=cpus,
         memory_gib=4,
         partition=partition,
         spares=spares,
@@ -131,9 +131,11 @@ def test_at_its_time_limit_a_run_goes_on_in_the_same_job_or_in_a_successor(runs:
 
 def test_a_node_that_goes_down_without_a_spare_sends_the_job_back_into_the_queue(runs: Any):
     """A single job that loses its only node, and a heterogeneous one that loses its trainer's; Slurm requeues both itself."""
-    alone = Layout(components=(component("all", *PHASED),), no_kill=False, minutes=15)
-    parts = (component("hub", "rollout", "reward", "evaluator"), component("inference", "inference"))
-    het = Layout(components=(*parts, component("trainer", "trainer")), no_kill=False, minutes=15)
+    # Each has its node to itself: with one's node, another's part would go too.
+    most = runs.cluster.spec.cpus
+    alone = Layout(components=(component("all", *PHASED, cpus=most),), no_kill=False, minutes=15)
+    parts = {"hub": ("rollout", "reward", "evaluator"), "inference": ("inference",), "trainer": ("trainer",)}
+    het = Layout(components=tuple(component(name, *on, cpus=most) for name, on in parts.items()), no_kill=False, minutes=15)
     both = {name: runs.submit("phased", layout, "steps=200") for name, layout in (("all", alone), ("trainer", het))}
     lost: set[int] = set()
     try:
