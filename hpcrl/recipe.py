@@ -118,6 +118,9 @@ class Role:
     world: ClassVar[bool] = False
     # One process for each GPU of a replica (SPMD); otherwise one process drives all the GPUs of its replica.
     process_per_gpu: ClassVar[bool] = False
+    # Where a replica spans nodes, one process on each drives the GPUs there; :class:`hpcrl.roles.context.Identity` says which
+    # part of the replica it is.
+    process_per_node: ClassVar[bool] = False
     # Asks for a ring's token by :class:`hpcrl.roles.turns.Turns` and has nothing on the GPU without it.
     takes_turns: ClassVar[bool] = False
     # Lets go whenever another member of the ring asks: may be a ring's fallback.

@@ -114,7 +114,7 @@ def _placement_table(plan: Plan) -> Table:
             node,
             ranges(gpu for process in held for gpu in process.gpus),
             f"{len(held)} x {held[0].cpus}",
-            ranges(port for process in held for port in (*process.ports, process.world_port * (process.rank == 0)) if port),
+            ranges(port for process in held for port in (*process.ports, *process.meeting_ports)),
         )
     if len(rows) > MOST_ROWS:
         table.caption = f"{len(rows) - MOST_ROWS} more rows; --json prints all"

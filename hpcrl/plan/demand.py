@@ -21,22 +21,23 @@ class Member:
     host_gib: float
     gpu_gib: float
     process_per_gpu: bool
+    process_per_node: bool
     world: bool
     across_nodes: bool
 
     @property
     def spans(self) -> bool:
         """Whether one replica may be spread over nodes; a single process cannot drive GPUs of two."""
-        return self.across_nodes and self.process_per_gpu
+        return self.across_nodes and (self.process_per_gpu or self.process_per_node)
 
     @property
     def processes(self) -> int:
-        """Processes of one replica."""
+        """Processes of one replica on one node."""
         return max(1, self.gpus) if self.process_per_gpu else 1
 
     def cores(self, gpus: int) -> int:
-        """Cores of the processes that drive so many GPUs of whole replicas (or of a replica that spans)."""
-        return self.cpus * (gpus if self.process_per_gpu else gpus // self.gpus)
+        """Cores of the processes that drive so many GPUs of whole replicas, or of a part of one that spans."""
+        return self.cpus * (gpus if self.process_per_gpu else max(1, gpus // self.gpus))
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def _member(recipe: Recipe, name: str) -> Member:
         host_gib=need.host_memory_gib,
         gpu_gib=need.gpu_memory_gib,
         process_per_gpu=group.role.process_per_gpu,
+        process_per_node=group.role.process_per_node,
         world=group.role.world,
         across_nodes=need.across_nodes,
     )

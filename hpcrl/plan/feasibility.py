@@ -107,12 +107,16 @@ def _too_wide(unit: Unit, most: int) -> str:
     if alone.across_nodes:
         return (
             f"{unit_name(unit)}: one process drives {alone.gpus} GPUs and the largest node has {most}; across_nodes needs a "
-            "role with a process for each GPU (process_per_gpu)"
+            "role with a process for each GPU or each node (process_per_gpu, process_per_node)"
         )
     return (
         f"{unit_name(unit)}: a replica needs {alone.gpus} GPUs on one node and the largest has {most}; "
         f"lower it (--set {unit.name}.gpus={most})"
-        + (f" or let it span nodes (--set {unit.name}.across_nodes=true)" if alone.process_per_gpu else "")
+        + (
+            f" or let it span nodes (--set {unit.name}.across_nodes=true)"
+            if alone.process_per_gpu or alone.process_per_node
+            else ""
+        )
     )
 
 

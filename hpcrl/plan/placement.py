@@ -20,7 +20,10 @@ MAX_STORAGE_UNITS = 8
 
 
 class Placed(NamedTuple):
-    """A process on its node. Node and slot are indexes into the allocation; GPUs are the node's own indexes."""
+    """A process on its node. Node and slot are indexes into the allocation; GPUs are the node's own indexes.
+
+    ``part`` of ``parts``: which process of its replica, where one on each of several nodes drives the GPUs there.
+    """
 
     group: str
     replica: int
@@ -31,6 +34,13 @@ class Placed(NamedTuple):
     slot: int
     gpus: tuple[int, ...]
     cpus: int
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether others that belong together with it meet at a port of its node."""
+        return (self.world and self.rank == 0) or (self.parts > 1 and self.part == 0)
 
 
 def place(recipe: Recipe, allocation: Allocation, components: Mapping[str, str] | None = None) -> list[Placed]:
@@ -82,22 +92,36 @@ def place(recipe: Recipe, allocation: Allocation, components: Mapping[str, str] 
 
 def _on_gpus(unit: Unit, cards: Sequence[tuple[int, int]], allocation: Allocation) -> Iterator[Placed]:
     for member in unit.members:
-        size = 1 if member.process_per_gpu else member.gpus
-        for start in range(0, len(cards), size):
-            mine = cards[start : start + size]
+        held: list[tuple[int, int, int, Sequence[tuple[int, int]]]] = []
+        for start in range(0, len(cards), member.gpus):
+            replica = cards[start : start + member.gpus]
+            size = 1 if member.process_per_gpu else _even([node for node, _ in replica])
+            pieces = [replica[begin : begin + size] for begin in range(0, member.gpus, size)]
+            parts = 1 if member.process_per_gpu else len(pieces)
+            held += [(start // member.gpus, number % parts, parts, piece) for number, piece in enumerate(pieces)]
+        for rank, (replica_number, part, parts, mine) in enumerate(held):
             node = mine[0][0]
             gpus = tuple(sorted(allocation.nodes[node].gpus[position] for _, position in mine))
-            yield _placed(member, start // member.gpus, start // size, node, gpus)
+            made = _placed(member, replica_number, rank, len(held), node, gpus)
+            yield made._replace(part=part, parts=parts)
+
+
+def _even(nodes: Sequence[int]) -> int:
+    """Into pieces of how many, the same for each, GPUs on these nodes are to be cut so that each piece lies on one."""
+    count = len(nodes)
+    for size in range(count, 0, -1):
+        if count % size == 0 and all(len(set(nodes[begin : begin + size])) == 1 for begin in range(0, count, size)):
+            return size
+    raise ValueError("there are no GPUs")
 
 
 def _without_gpus(unit: Unit, nodes: Sequence[int]) -> Iterator[Placed]:
     for member in unit.members:
         for replica in range(member.replicas):
-            yield _placed(member, replica, replica, nodes[replica], ())
+            yield _placed(member, replica, replica, member.replicas, nodes[replica], ())
 
 
-def _placed(member: Member, replica: int, number: int, node: int, gpus: tuple[int, ...]) -> Placed:
-    size = member.replicas * member.processes
+def _placed(member: Member, replica: int, number: int, size: int, node: int, gpus: tuple[int, ...]) -> Placed:
     return Placed(member.name, replica, number, size, member.world, node, -1, gpus, member.cpus)
 
 

@@ -29,8 +29,9 @@ class PlannedProcess:
         slot: index of the slot whose ignitor starts it.
         gpus: indexes of its GPUs on its node.
         ports: TCP ports on its node for it alone.
-        world_address, world_port: where rank 0 of its group's world listens for the others; its own address and 0 where
-            the group forms no world. The port is none of rank 0's ``ports``.
+        world_address, world_port: where rank 0 of its group's world, or part 0 of its replica, listens for the others; its own
+            address and 0 where there are none. The port is none of that process's ``ports``.
+        part, parts: which process it is of those, one on each of several nodes, that drive its replica's GPUs together.
     """
 
     group: str
@@ -45,11 +46,19 @@ class PlannedProcess:
     address: str
     world_address: str
     world_port: int
+    part: int = 0
+    parts: int = 1
 
     @property
     def name(self) -> str:
         """``group.rank``."""
         return f"{self.group}.{self.rank}"
+
+    @property
+    def meeting_ports(self) -> tuple[int, ...]:
+        """Ports of its node at which others that belong together with it meet."""
+        first = self.part == 0 if self.parts > 1 else self.rank == 0
+        return (self.world_port,) if self.world_port and first else ()
 
 
 _FIELDS = tuple(field.name for field in fields(PlannedProcess))
@@ -163,25 +172,27 @@ def recipe_fingerprint(recipe: Recipe) -> str:
 def _ports_needed(placed: list[Placed], allocation: Allocation) -> int:
     count: Counter[str] = Counter()
     for item in placed:
-        # A world meets at a port of its rank 0's node.
-        count[allocation.nodes[item.node].address] += PORTS_PER_PROCESS + (item.world and item.rank == 0)
+        # A world meets at a port of its rank 0's node, the parts of a replica at one of their first's.
+        count[allocation.nodes[item.node].address] += PORTS_PER_PROCESS + item.first
     return max(count.values())
 
 
 def _processes(placed: list[Placed], allocation: Allocation, first_port: int) -> tuple[PlannedProcess, ...]:
     # By address, not by node: nodes that share an address share its ports.
     next_port = {node.address: first_port for node in allocation.nodes}
-    worlds: dict[str, tuple[str, int]] = {}
+    worlds: dict[tuple[str, int], tuple[str, int]] = {}
     processes = []
     for item in placed:
         node = allocation.nodes[item.node]
         port = next_port[node.address]
         ports = tuple(range(port, port + PORTS_PER_PROCESS))
         next_port[node.address] += PORTS_PER_PROCESS
-        if item.world and item.rank == 0:
-            worlds[item.group] = (node.address, next_port[node.address])
+        # All replicas of a world are one.
+        world = (item.group, 0 if item.world else item.replica)
+        if item.first:
+            worlds[world] = (node.address, next_port[node.address])
             next_port[node.address] += 1
-        world_address, world_port = worlds[item.group] if item.world else (node.address, 0)
+        world_address, world_port = worlds[world] if item.world or item.parts > 1 else (node.address, 0)
         processes.append(
             PlannedProcess(
                 group=item.group,
@@ -196,6 +207,8 @@ def _processes(placed: list[Placed], allocation: Allocation, first_port: int) ->
                 address=node.address,
                 world_address=world_address,
                 world_port=world_port,
+                part=item.part,
+                parts=item.parts,
             )
         )
     return tuple(processes)

@@ -42,11 +42,12 @@ def choose(asked: str, *, trainer_nodes: Collection[str], engine_node: str) -> C
     return Choice(next(way for way in WAYS if way == asked), "the recipe asks for it")
 
 
-def plan_ways(recipe: Recipe, nodes: Mapping[str, Sequence[str]]) -> dict[str, Choice]:
+def plan_ways(recipe: Recipe, nodes: Mapping[str, Sequence[str]], spanning: Collection[str] = ()) -> dict[str, Choice]:
     """By process of each group whose role names a ``transport``: how it gets what the groups announce that it listens to.
 
     Args:
         nodes: by group, the node of each of its processes.
+        spanning: processes whose replica spans nodes; each of its nodes takes versions from the disk.
     """
     ways = {}
     for name, group in recipe.groups.items():
@@ -57,5 +58,7 @@ def plan_ways(recipe: Recipe, nodes: Mapping[str, Sequence[str]]) -> dict[str, C
         sources = [other for other, its in recipe.groups.items() if heard & set(its.role.announces())]
         around = [node for other in sources for node in nodes[other]]
         for rank, node in enumerate(nodes[name]):
-            ways[f"{name}.{rank}"] = choose(asked, trainer_nodes=around, engine_node=node)
+            process = f"{name}.{rank}"
+            choice = choose(asked, trainer_nodes=around, engine_node=node)
+            ways[process] = Choice("disk", "its engine spans nodes") if process in spanning else choice
     return ways

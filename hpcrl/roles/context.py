@@ -27,11 +27,14 @@ class Identity:
     """Which process of the run this is.
 
     Attributes:
-        rank: rank of this process in its group's world, or its replica number where the group forms no world.
-        world_size: processes of the group's world; replicas of the group where it forms none.
+        rank: of this process in its group; of a group that forms no world and whose replicas do not span nodes, its replica
+            number.
+        world_size: processes of the group.
         gpus: indexes of the GPUs on this node that the process may use.
         ports: TCP ports on this node planned for this process alone.
         address: address of this node that other nodes reach.
+        world_address, world_port: where rank 0 of the group's world, or part 0 of the replica, listens for the others.
+        part, parts: which process this is of those, one on each of several nodes, that drive the replica's GPUs together.
     """
 
     group: str
@@ -44,6 +47,8 @@ class Identity:
     address: str = "127.0.0.1"
     world_address: str = "127.0.0.1"
     world_port: int = 0
+    part: int = 0
+    parts: int = 1
 
     @property
     def name(self) -> str:

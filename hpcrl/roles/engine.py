@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hpcrl.checkpoint.publish.node import NodeWeights
 from hpcrl.data.models import resolve_model
 from hpcrl.engines.client import EngineClient, EngineError
+from hpcrl.roles.spanning import Span, SpannedWeights
+from hpcrl.run.addresses import host_part
 from hpcrl.run.errors import RoleLost, host
 
 if TYPE_CHECKING:
+    from hpcrl.engines.sglang.server import SglangServer
     from hpcrl.roles.context import RoleContext
     from hpcrl.roles.inference import Inference
 
@@ -55,24 +59,79 @@ class ServedEngine:
             log.warning("what the engine is at is not known: %s", error)
 
 
-@contextmanager
-def serving(role: Inference, context: RoleContext, folder: Path) -> Iterator[ServedEngine]:
-    """The role's engine with its first weights, until the end of the block.
+def node_weights(context: RoleContext, folder: Path, span: Span | None) -> NodeWeights:
+    """What an engine loads from in this node's memory.
 
     Args:
         folder: of the attempt, in this node's memory.
+        span: of an engine that spans nodes.
+    """
+    source, identity = context.attempt.run.weights, context.identity
+    options: dict[str, Any] = {"wait_s": context.recipe.limits.call_s, "threads": identity.cpus, "stop": context.stop}
+    if span is None:
+        return NodeWeights(folder / "weights", source, **options)
+    # Another engine's version may be another one than its parts agreed on.
+    own = folder / f"weights-{identity.group}.{identity.replica}"
+    return NodeWeights(own, source, **options) if identity.part else SpannedWeights(span, own, source, **options)
+
+
+@contextmanager
+def computing(role: Inference, context: RoleContext, folder: Path, span: Span) -> Iterator[Callable[[], None]]:
+    """A part, not the first, of an engine that spans nodes, until the end of the block; gives what raises if it has ended.
 
     Raises:
         CheckFailed, RoleFailed: it cannot be started.
         Stopped: asked to stop meanwhile.
     """
-    if role.sglang is None:
-        with _embedded(role, context) as (url, check), _client(url, context) as client:
-            yield ServedEngine(client, context, check)
-        return
+    with _sglang_serving(role, context, folder, span) as (_, check):
+        yield check
+
+
+@contextmanager
+def serving(role: Inference, context: RoleContext, folder: Path, span: Span | None = None) -> Iterator[ServedEngine]:
+    """The role's engine with its first weights, until the end of the block.
+
+    Args:
+        folder: of the attempt, in this node's memory.
+        span: of an engine that spans nodes, whose first part this is.
+
+    Raises:
+        CheckFailed, RoleFailed: it cannot be started.
+        Stopped: asked to stop meanwhile.
+    """
+    made = _embedded(role, context) if role.sglang is None else _sglang_serving(role, context, folder, span)
+    with made as (url, check), _client(url, context) as client:
+        yield ServedEngine(client, context, check)
+
+
+@contextmanager
+def _sglang_serving(
+    role: Inference, context: RoleContext, folder: Path, span: Span | None
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    if span is not None:
+        span.meet()
+    server = _sglang(role, context, folder)
+
+    def look() -> None:
+        if span is not None:
+            span.check()
+
+    def check() -> None:
+        server.check()
+        look()
+
+    try:
+        yield server.start(context.stop, look), check
+    finally:
+        server.stop()
+
+
+def _sglang(role: Inference, context: RoleContext, folder: Path) -> SglangServer:
     from hpcrl.engines.sglang.command import Place
     from hpcrl.engines.sglang.server import SglangServer
 
+    if role.sglang is None:
+        raise ValueError("the role's engine is the embedded one")
     identity = context.identity
     place = Place(
         model=resolve_model(role.model),
@@ -84,14 +143,12 @@ def serving(role: Inference, context: RoleContext, folder: Path) -> Iterator[Ser
         seed=context.recipe.seed,
         gpus=identity.gpus,
         threads=identity.cpus,
+        nodes=identity.parts,
+        node=identity.part,
+        first_address=f"{host_part(identity.world_address)}:{identity.world_port}",
     )
     log_file, temporary = context.attempt.log(identity.name), folder / f"sglang-{identity.rank}"
-    server = SglangServer(role.sglang, place, key=context.key, log=log_file, temporary=temporary)
-    try:
-        with _client(server.start(context.stop), context) as client:
-            yield ServedEngine(client, context, server.check)
-    finally:
-        server.stop()
+    return SglangServer(role.sglang, place, key=context.key, log=log_file, temporary=temporary)
 
 
 @contextmanager

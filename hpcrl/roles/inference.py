@@ -43,6 +43,7 @@ class Inference(Role):
 
     service: ClassVar[bool] = True
     gives_way: ClassVar[bool] = True
+    process_per_node: ClassVar[bool] = True
 
     model: str
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -62,7 +63,7 @@ class Inference(Role):
 
     def check(self, recipe: Recipe) -> list[str]:
         """The model is there and its vocabulary is the tokenizer's; SGLang is there where it is asked for."""
-        problems = self._ring_problems(recipe)
+        problems = [*self._ring_problems(recipe), *self._span_problems(recipe)]
         for look in (self._model_problems, self._sglang_problems):
             try:
                 problems += look()
@@ -85,23 +86,45 @@ class Inference(Role):
 
     def run(self, context: RoleContext) -> None:
         """Serve until stopped, switching to each newest version as it is announced."""
-        from hpcrl.checkpoint.publish.node import NodeWeights
         from hpcrl.dataplane.shm.folders import kept_folder
-        from hpcrl.roles.engine import serving
+        from hpcrl.roles.engine import computing, node_weights, serving
         from hpcrl.roles.fence import VersionFence
         from hpcrl.roles.receiving import Receiving
+        from hpcrl.roles.spanning import Span
 
         turns = Turns(context)
         turns.take()
         context.phase("load")
-        limits, attempt = context.recipe.limits, context.attempt
-        with kept_folder(attempt) as folder, serving(self, context, folder) as engine:
-            node = NodeWeights(
-                folder / "weights", attempt.run.weights, wait_s=limits.call_s, threads=context.identity.cpus, stop=context.stop
-            )
-            with closing(Receiving(context, engine.client, folder, pause=self.pause)) as receiving:
+        identity = context.identity
+        span = Span(context, seconds=context.recipe.limits.start_s) if identity.parts > 1 else None
+        with kept_folder(context.attempt) as folder:
+            node = node_weights(context, folder, span)
+            if span is not None and identity.part:
+                with computing(self, context, folder, span) as watch:
+                    span.follow(node, watch)
+                return
+            with (
+                serving(self, context, folder, span) as engine,
+                closing(Receiving(context, engine.client, folder, pause=self.pause)) as receiving,
+            ):
                 fence = VersionFence(context, engine.client, node, receiving, pause=self.pause, watch=engine.watch, turns=turns)
                 fence.follow()
+
+    def _span_problems(self, recipe: Recipe) -> list[str]:
+        wrong: list[str] = []
+        for name, group in recipe.groups.items():
+            if group.role is not self or not group.resources.across_nodes:
+                continue
+            if self.sglang is None:
+                wrong.append(
+                    f"{name} may span nodes (across_nodes), and the embedded engine computes on one GPU: have SGLang serve, "
+                    f"--set {name}.sglang.python=…"
+                )
+            if token_ring(recipe, name) is not None:
+                wrong.append(
+                    f"{name} may span nodes (across_nodes), and such an engine cannot share its GPUs: take it out of its ring"
+                )
+        return wrong
 
     def _ring_problems(self, recipe: Recipe) -> list[str]:
         wrong: list[str] = []

@@ -32,6 +32,12 @@ class FakeTrainer(Role):
     process_per_gpu = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class FakeSpanner(Role):
+    service = True
+    process_per_node = True
+
+
 def recipe(*rings: tuple[str, ...], **groups: RoleGroup) -> Recipe:
     return Recipe(
         name="x",
@@ -235,14 +241,14 @@ def test_a_plan_on_the_layout_keeps_groups_to_their_components():
 def recipes(draw: st.DrawFn) -> Recipe:
     groups = {}
     for index in range(draw(st.integers(1, 4))):
-        role = draw(st.sampled_from([FakeRole(), FakeServer(), FakeTrainer()]))
+        role = draw(st.sampled_from([FakeRole(), FakeServer(), FakeTrainer(), FakeSpanner()]))
         groups[f"g{index}"] = group(
             role,
             draw(st.integers(1, 5)),
             gpus=draw(st.sampled_from([0, 0, 1, 2, 4, 8])),
             cpus=draw(st.integers(1, 6)),
             host_memory_gib=draw(st.sampled_from([0.0, 0.1, 10.0, 30.0])),
-            across_nodes=isinstance(role, FakeTrainer) and draw(st.booleans()),
+            across_nodes=isinstance(role, FakeTrainer | FakeSpanner) and draw(st.booleans()),
         )
     return recipe(**groups)
 

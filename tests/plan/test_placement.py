@@ -22,12 +22,21 @@ class FakeTrainer(Role):
     process_per_gpu = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class FakeSpanner(Role):
+    process_per_node = True
+
+
 def server(replicas: int = 1, **resources) -> RoleGroup:
     return RoleGroup(role=FakeServer(), replicas=replicas, resources=Resources(**resources))
 
 
 def trainer(replicas: int = 1, **resources) -> RoleGroup:
     return RoleGroup(role=FakeTrainer(), replicas=replicas, resources=Resources(**resources))
+
+
+def spanner(replicas: int = 1, **resources) -> RoleGroup:
+    return RoleGroup(role=FakeSpanner(), replicas=replicas, resources=Resources(across_nodes=True, **resources))
 
 
 def recipe(*rings: Sequence[str], **groups: RoleGroup) -> Recipe:
@@ -99,6 +108,33 @@ def test_a_spanning_replica_counts_its_host_memory_once_on_each_node():
 def test_one_process_cannot_span_nodes():
     (problem,) = problems(recipe(server=server(gpus=8, across_nodes=True)), TWO)
     assert "one process drives 8 GPUs and the largest node has 4" in problem
+
+
+def test_a_process_on_each_node_drives_the_gpus_there():
+    four = Allocation.uniform(nodes=4, gpus_per_node=4, cpus=16)
+    placed = of(place(recipe(engine=spanner(2, gpus=8)), four), "engine")
+    assert [(p.node, p.gpus) for p in placed] == [(node, (0, 1, 2, 3)) for node in range(4)]
+    assert [(p.replica, p.rank, p.world_size, p.part, p.parts) for p in placed] == [
+        (0, 0, 4, 0, 2),
+        (0, 1, 4, 1, 2),
+        (1, 2, 4, 0, 2),
+        (1, 3, 4, 1, 2),
+    ]
+    assert [p.first for p in placed] == [True, False, True, False]
+
+
+def test_a_replica_that_fits_a_node_is_one_process_though_it_may_span():
+    placed = place(recipe(engine=spanner(3, gpus=2)), TWO)
+    assert where(placed, "engine") == [(0, (0, 1)), (0, (2, 3)), (1, (0, 1))]
+    assert {(p.part, p.parts, p.first) for p in of(placed, "engine")} == {(0, 1, False)}
+
+
+def test_parts_of_a_replica_are_alike_however_many_gpus_its_nodes_have():
+    nodes = tuple(
+        Node(name=f"n{index}", address=f"n{index}", gpus=tuple(range(gpus)), cpus=16) for index, gpus in enumerate([4, 2, 2])
+    )
+    placed = of(place(recipe(engine=spanner(gpus=8)), Allocation(nodes=nodes)), "engine")
+    assert [(p.node, len(p.gpus), p.part, p.parts) for p in placed] == [(0, 2, 0, 4), (0, 2, 1, 4), (1, 2, 2, 4), (2, 2, 3, 4)]
 
 
 def test_ring_members_share_the_same_gpus():

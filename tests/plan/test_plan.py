@@ -29,6 +29,11 @@ class FakeTrainer(Role):
     process_per_gpu = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class FakeSpanner(Role):
+    process_per_node = True
+
+
 SCHEDULE = Schedule(steps=1, prompts_per_step=1, samples_per_prompt=1)
 
 
@@ -40,16 +45,16 @@ def build(groups: dict[str, RoleGroup], rings: tuple[ColocationRing, ...] = ()) 
 def recipes(draw: st.DrawFn) -> Recipe:
     groups = {}
     for index in range(draw(st.integers(1, 4))):
-        trainer = draw(st.booleans())
+        role = draw(st.sampled_from([FakeTrainer(), FakeServer(), FakeSpanner()]))
         groups[f"g{index}"] = RoleGroup(
-            role=FakeTrainer() if trainer else FakeServer(),
+            role=role,
             replicas=draw(st.integers(1, 4)),
             resources=Resources(
                 gpus=draw(st.sampled_from([0, 0, 1, 1, 2, 3, 4, 12])),
                 cpus=draw(st.integers(1, 3)),
                 host_memory_gib=draw(st.sampled_from([0.0, 0.1, 10.0, 40.0])),
                 gpu_memory_gib=draw(st.sampled_from([0.0, 20.0, 60.0])),
-                across_nodes=trainer and draw(st.booleans()),
+                across_nodes=not isinstance(role, FakeServer) and draw(st.booleans()),
             ),
         )
     need = {name: group.replicas * group.resources.gpus for name, group in groups.items()}
@@ -98,12 +103,23 @@ def test_every_plan_keeps_every_promise(recipe, allocation):
     for name, group in recipe.groups.items():
         size = max(1, group.resources.gpus) if group.role.process_per_gpu else 1
         held = plan.of_group(name)
-        assert [process.rank for process in held] == list(range(group.replicas * size))
-        assert [process.replica for process in held] == [rank // size for rank in range(group.replicas * size)]
-        assert sum(len(process.gpus) for process in held) == group.replicas * group.resources.gpus
-        for replica in range(group.replicas):
+        replicas = [[process for process in held if process.replica == replica] for replica in range(group.replicas)]
+        assert [process.rank for process in held] == list(range(len(held)))
+        assert {process.world_size for process in held} == {len(held)}
+        assert [process for replica in replicas for process in replica] == list(held)
+        for its in replicas:
+            assert sum(len(process.gpus) for process in its) == group.resources.gpus
             if not group.resources.across_nodes:
-                assert len({process.node for process in held if process.replica == replica}) == 1
+                assert len({process.node for process in its}) == 1
+            if group.role.process_per_node:
+                # As many on each, and they know where to meet.
+                assert [(process.part, process.parts) for process in its] == [(part, len(its)) for part in range(len(its))]
+                assert len({len(process.gpus) for process in its}) == 1
+                meeting = (its[0].address, its[0].world_port)
+                assert {(process.world_address, process.world_port) for process in its} == {meeting}
+                assert (its[0].world_port > 0) == (len(its) > 1)
+            else:
+                assert len(its) == size
 
     # No card belongs to two units, and no two groups' processes but a ring's meet on one.
     owner: dict[tuple[str, int], str] = {}
@@ -131,7 +147,7 @@ def test_every_plan_keeps_every_promise(recipe, allocation):
     # No port is promised twice at an address, and all are inside the run's block.
     ports: set[tuple[str, int]] = set()
     for process in plan.processes:
-        own = [*process.ports, *([process.world_port] if process.world_port and process.rank == 0 else [])]
+        own = [*process.ports, *process.meeting_ports]
         for port in own:
             assert plan.ports[0] <= port < plan.ports[1]
             assert (process.address, port) not in ports

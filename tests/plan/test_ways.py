@@ -77,3 +77,12 @@ def test_each_engine_has_its_way() -> None:
         "near.1": "disk",
         "far.0": "distributed",
     }
+
+
+def test_an_engine_that_spans_nodes_takes_versions_from_the_disk():
+    groups = {"trainer": RoleGroup(role=FakeTrainer()), "inference": RoleGroup(role=FakeEngine(transport="distributed"))}
+    recipe = Recipe(name="t", groups=groups, streams=(), schedule=Schedule(steps=1, prompts_per_step=1, samples_per_prompt=1))
+    nodes = {"trainer": ["a"], "inference": ["a", "b", "c"]}
+    ways = plan_ways(recipe, nodes, ["inference.1", "inference.2"])
+    assert [ways[f"inference.{rank}"].way for rank in range(3)] == ["distributed", "disk", "disk"]
+    assert "spans nodes" in ways["inference.1"].why

@@ -53,7 +53,7 @@ def arguments(sglang: Sglang, place: Place) -> list[str]:
     listed = ["--model-path", str(place.model), "--host", place.address, "--port", str(place.port)]
     listed += ["--nccl-port", str(place.inner_port)]
     listed += ["--dtype", place.dtype, "--context-length", str(place.context + _SPARE), "--random-seed", str(place.seed)]
-    listed += ["--tp-size", str(max(1, len(place.gpus) * place.nodes)), "--skip-server-warmup"]
+    listed += ["--tp-size", str(max(1, len(place.gpus)) * place.nodes), "--skip-server-warmup"]
     # Else its scheduler takes a whole core while it waits.
     listed += ["--sleep-on-idle"]
     attention, sampling = sglang.attention_backend, sglang.sampling_backend

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,8 +45,11 @@ class SglangServer:
         self._shared: set[str] = set()
         self.url = place.url
 
-    def start(self, stop: StopFlag | None = None) -> str:
+    def start(self, stop: StopFlag | None = None, meanwhile: Callable[[], None] = lambda: None) -> str:
         """Start it and wait until it can serve; returns the URL.
+
+        Args:
+            meanwhile: called again and again until then; what it raises ends the server.
 
         Raises:
             RoleFailed: there is no such interpreter, its port is taken, it ended, or it was not ready in time; the end of its
@@ -84,7 +88,7 @@ class SglangServer:
             with EngineCalls(self.url, key=self._key, call_s=_LOOK_S) as calls:
                 wait_for(
                     f"SGLang at {self.url} to be ready (its log: {self._log})",
-                    lambda: self._look(calls),
+                    lambda: self._look(calls, meanwhile),
                     seconds=self._sglang.start_s,
                     stop=stop,
                     pauses=back_off(0.1, 0.5),
@@ -130,8 +134,9 @@ class SglangServer:
             with suppress(OSError):
                 os.unlink(file)
 
-    def _look(self, calls: EngineCalls) -> bool | None:
+    def _look(self, calls: EngineCalls, meanwhile: Callable[[], None]) -> bool | None:
         self.check()
+        meanwhile()
         try:
             calls.ask("GET", "/health", None, repeat=False)
         except EngineError:
