@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("recipe", type=click.Path(path_type=Path), required=False)
-@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a recipe parameter or field; repeatable.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Override a parameter of the recipe or a field; repeatable.",
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept [runs/RECIPE-TIME].")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Continue this run instead of a recipe.")
 @click.option("--force", is_flag=True, help="With --resume: go on even with another model, tokenizer or dataset.")
@@ -41,27 +48,30 @@ def command(
 
     if (recipe is None) == (resume is None):
         raise click.UsageError("name a RECIPE, or a run with --resume")
-    if resume is not None and (sets or run_dir):
-        raise click.UsageError("--resume continues a run as it is: it takes no --set and no --run-dir")
+    if resume is not None and run_dir:
+        raise click.UsageError("--resume continues a run where it is: it takes no --run-dir")
     if force and resume is None:
         raise click.UsageError("--force is for --resume")
-    try:
-        built, run, plan = (
-            _reopen(resume, force=force) if resume is not None else _create(recipe, sets, run_dir)  # type: ignore[arg-type]
-        )
-    except CheckFailed as failed:
-        click.echo(f"hpcrl: {failed}\nnothing was started", err=True)
-        sys.exit(2)
-    click.echo(f"run {run.run_id} in {run.path}", err=True)
-    session = Session(built, run, plan, in_process=in_process, tracking_uri=tracking_uri)
-    sys.exit(session.run())
+    with ExitStack() as stack:
+        try:
+            if resume is not None:
+                built, run, plan = _reopen(resume, sets, stack, force=force)
+            else:
+                built, run, plan = _create(recipe, sets, run_dir, stack)  # type: ignore[arg-type]
+        except CheckFailed as failed:
+            click.echo(f"hpcrl: {failed}\nnothing was started", err=True)
+            sys.exit(2)
+        click.echo(f"run {run.run_id} in {run.path}", err=True)
+        session = Session(built, run, plan, in_process=in_process, tracking_uri=tracking_uri)
+        sys.exit(session.run())
 
 
-def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Recipe, RunDirectory, Plan]:
+def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None, stack: ExitStack) -> tuple[Recipe, RunDirectory, Plan]:
     from hpcrl.config.codec import recipe_to_json
     from hpcrl.config.load import MODULE, sources
     from hpcrl.config.override import build_recipe
     from hpcrl.launch.preflight import preflight
+    from hpcrl.launch.sole import at_work
     from hpcrl.plan.local import local_allocation
     from hpcrl.run.directory import RunDirectory
 
@@ -72,17 +82,28 @@ def _create(path: Path, sets: tuple[str, ...], run_dir: Path | None) -> tuple[Re
     run = RunDirectory.create(
         target, name=recipe.name, recipe_json=recipe_to_json(recipe), sources=sources(sys.modules[MODULE])
     )
+    stack.enter_context(at_work(run))
     return recipe, run, plan
 
 
-def _reopen(path: Path, *, force: bool) -> tuple[Recipe, RunDirectory, Plan]:
-    from hpcrl.config.codec import recipe_from_run
+def _reopen(path: Path, sets: tuple[str, ...], stack: ExitStack, *, force: bool) -> tuple[Recipe, RunDirectory, Plan]:
+    from hpcrl.checkpoint.cursor import read_cursor
+    from hpcrl.config.changes import changed_recipe
+    from hpcrl.config.codec import recipe_from_run, recipe_to_json
+    from hpcrl.launch.preflight import role_problems
+    from hpcrl.launch.sole import at_work
     from hpcrl.plan.local import local_allocation
     from hpcrl.plan.plan import make_plan
     from hpcrl.roles.identity import check_resume
     from hpcrl.run.directory import RunDirectory
+    from hpcrl.run.errors import CheckFailed
 
     run = RunDirectory.open(path)
-    recipe = recipe_from_run(run)
+    stack.enter_context(at_work(run))
+    recipe = changed_recipe(recipe_from_run(run), sets, trained=read_cursor(run.state).step if sets else 0)
+    if sets and (problems := role_problems(recipe)):
+        raise CheckFailed(problems)
     check_resume(run, recipe, force=force)
-    return recipe, run, make_plan(recipe, local_allocation(), run.run_id)
+    plan = make_plan(recipe, local_allocation(), run.run_id)
+    run.change_recipe(recipe_to_json(recipe))
+    return recipe, run, plan

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrl.cli.asking import asked_fields, job_options
+
 if TYPE_CHECKING:
+    from hpcrl.launch.layout import Layout
     from hpcrl.launch.submit import Prepared, Submission
 
 
 @click.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--nodes", type=int, help="Nodes that hold roles [as many as the recipe needs].")
-@click.option("--gpus-per-node", type=int, help="The most GPUs to use of a node [what the site's nodes have].")
-@click.option("--time", "time_limit", default="", metavar="T", help="Time limit, as Slurm writes it [the site's].")
+@job_options
 @click.option("--site", metavar="S", help="Site profile, by name or file [default]; `hpcrl site list` shows them.")
 @click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Override a recipe parameter or field; repeatable.")
-@click.option(
-    "--partition",
-    "partitions",
-    multiple=True,
-    metavar="[COMPONENT=]P",
-    help="Partition for all of the run [the site's], or for one component, such as inference=spot; repeatable.",
-)
-@click.option("--layout", type=click.Choice(["auto", "het", "single"]), default="auto", show_default=True)
-@click.option("--spares", type=int, default=0, help="Idle nodes that replace lost ones.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept [runs/NAME].")
 @click.option("--name", default="", help="Name of the run and of its job [RECIPE, its folder RECIPE-TIME].")
 @click.option("--code", multiple=True, type=click.Path(path_type=Path), metavar="DIR", help="Keep this folder's code too.")
@@ -39,14 +31,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 def command(
     recipe: Path,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    time_limit: str,
     site: str | None,
     sets: tuple[str, ...],
-    partitions: tuple[str, ...],
-    layout: Literal["auto", "het", "single"],
-    spares: int,
     run_dir: Path | None,
     name: str,
     code: tuple[Path, ...],
@@ -56,6 +42,7 @@ def command(
     tracking_uri: str | None,
     dry_run: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Queue RECIPE on a Slurm cluster.
 
@@ -67,20 +54,10 @@ def command(
     from hpcrl.launch.submit import Order, prepare, submit
 
     slurm = Slurm()
-    named = {part.partition("=")[0]: part.partition("=")[2] for part in partitions if "=" in part}
-    asked = Asked(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        time=time_limit,
-        layout=layout,
-        spares=spares,
-        partition=next((part for part in reversed(partitions) if "=" not in part), ""),
-        partitions=named,
-    )
     order = Order(
         recipe=recipe,
         sets=sets,
-        asked=asked,
+        asked=Asked(**asked_fields(**asked)),
         site=site,
         run_dir=run_dir,
         name=name,
@@ -131,7 +108,7 @@ def job_of(text: str) -> int:
 def _show(done: Submission, prepared: Prepared) -> None:
     held = " (held)" if prepared.order.hold else ""
     click.echo(f"run {done.run.run_id} in {done.run.path}")
-    click.echo(f"job {done.job}{held}: {layout_in_words(prepared)}")
+    click.echo(f"job {done.job}{held}: {layout_in_words(prepared.layout)}")
     for component, job in done.joined.items():
         click.echo(f"job {job}: {component}, which joins it")
     if prepared.estimate:
@@ -168,7 +145,7 @@ def _show_dry(prepared: Prepared, as_json: bool) -> None:
     for name, script in reversed(prepared.scripts().items()):
         click.echo(f"# {name}\n{script}" if prepared.layout.joined else script)
     show(prepared.recipe, prepared.plan)
-    click.echo(layout_in_words(prepared))
+    click.echo(layout_in_words(prepared.layout))
     if prepared.estimate:
         click.echo(prepared.estimate)
     if prepared.said:
@@ -178,11 +155,10 @@ def _show_dry(prepared: Prepared, as_json: bool) -> None:
     click.echo("nothing was queued")
 
 
-def layout_in_words(prepared: Prepared) -> str:
+def layout_in_words(layout: Layout) -> str:
     """Components, their nodes and GPUs, and the time limit."""
     from hpcrl.launch.components import in_words
 
-    layout = prepared.layout
     words = in_words((item.name, item.nodes, item.gpus_per_node) for item in layout.components)
     return f"{words}, {layout.minutes} minutes"
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from filelock import FileLock, Timeout
 
+from hpcrl.launch.change import Changed
 from hpcrl.launch.jobs import Seen, is_cluster_run, look, record_job, recorded_jobs, script_of, submitted_in, tag_of
 from hpcrl.launch.joined import expect_joined, queue_joined
 from hpcrl.launch.layout import Layout
@@ -83,10 +84,15 @@ def requeue(run: RunDirectory, slurm: Slurm, *, now: bool = False) -> str:
     return f"job {job.id} goes back into the queue"
 
 
-def resume(run: RunDirectory, slurm: Slurm, *, hold: bool = False, after: int | None = None) -> int:
+def resume(
+    run: RunDirectory, slurm: Slurm, *, hold: bool = False, after: int | None = None, changed: Changed | None = None
+) -> int:
     """Submit a further job for a run; returns its id. A job that is in the queue unrecorded is found and recorded instead.
 
     Jobs that join it are submitted too, where they are not in the queue already.
+
+    Args:
+        changed: what the job is made from, if not from what the jobs before were.
 
     Raises:
         CheckFailed: it is no run of Slurm's, a job of it is queued or runs, or Slurm refuses the job.
@@ -96,18 +102,28 @@ def resume(run: RunDirectory, slurm: Slurm, *, hold: bool = False, after: int | 
     must_be_slurms(run, GO_ON.format(run.path))
     try:
         with FileLock(run.path / "slurm" / ".lock", timeout=LOCK_S):
-            return _resume(run, slurm, hold, after)
+            return _resume(run, slurm, hold, after, changed)
     except Timeout as error:
         raise CheckFailed([f"another `hpcrl resume` of {run.path} is at work; wait for it"]) from error
 
 
-def _resume(run: RunDirectory, slurm: Slurm, hold: bool, after: int | None) -> int:
+def _resume(run: RunDirectory, slurm: Slurm, hold: bool, after: int | None, changed: Changed | None) -> int:
     known = [item.job for item in recorded_jobs(run)]
     seen = _seen(run, slurm)
     job = _active(seen.newest)
     if job is not None and job.id in known:
         what = "runs" if job.state == "RUNNING" else f"is {job.state.lower()}"
         raise CheckFailed([f"job {job.id} of run {run.path} {what}; `hpcrl status {run.path}` shows it"])
+    if changed is not None:
+        held = [item.id for item in (job, *seen.newest_joined.values()) if item is not None and item.is_active]
+        if held:
+            raise CheckFailed(
+                [f"job {held[0]} of run {run.path} is in the queue as the run was before; scancel {held[0]} first"]
+            )
+        try:
+            changed.write(run)
+        except OSError as error:
+            raise CheckFailed([f"run {run.path} cannot be changed: {error}; ask again once it can be written"]) from error
     (run.path / "cancelled").unlink(missing_ok=True)
     expect_joined(run)
     if job is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import getpass
 import json
-import math
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,10 +18,9 @@ from typing import Any
 
 from hpcrl.config.codec import recipe_to_json
 from hpcrl.config.load import MODULE, sources
-from hpcrl.config.nearest import nearest
 from hpcrl.config.override import build_recipe
 from hpcrl.launch.choose import make_layout
-from hpcrl.launch.cluster_check import cluster_problems
+from hpcrl.launch.cluster_answers import ClusterAnswers
 from hpcrl.launch.earlier import earlier_pace
 from hpcrl.launch.find import root_for_new
 from hpcrl.launch.job_files import JobFiles
@@ -36,17 +34,14 @@ from hpcrl.launch.reasons import why_refused
 from hpcrl.launch.render import LOGS, JobFacts, render_all
 from hpcrl.launch.site import Site, find_site
 from hpcrl.launch.slurm import Slurm, SlurmDown, SlurmMissing, SlurmRefused
-from hpcrl.launch.slurm_text import Job, NodeKind, Partition
 from hpcrl.launch.snapshot import Code, code_of, freeze, paths_of, with_own_files, write_code
-from hpcrl.launch.time_limit import TimeLimit
+from hpcrl.launch.time_limit import TimeLimit, signal_s
 from hpcrl.plan.plan import Plan, make_plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.atomic import write_text
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.errors import CheckFailed, host
 
-# What the supervisor takes beside the roles' own drain, before Slurm's end.
-SIGNAL_GRACE_S = 30
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _UNNAMED = "not-yet-named"
 
@@ -140,7 +135,7 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
         CheckFailed: with everything that is wrong.
     """
     with ThreadPoolExecutor(max_workers=6) as pool:
-        cluster = _Cluster(slurm, pool, order.after)
+        cluster = ClusterAnswers(slurm, pool, order.after)
         problems = _order_problems(order)
         site = _try(lambda: find_site(order.site), problems)
         recipe = _try(lambda: build_recipe(order.recipe, order.sets, size=_size(order.asked)), problems)
@@ -169,7 +164,7 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
             _limit(recipe, layout, pace.result()) if recipe is not None and layout is not None and pace is not None else None
         )
         problems += limit.problems if limit is not None else []
-        problems += cluster.problems(order, site, layout)
+        problems += cluster.problems(order.asked, site, layout)
     if not dry and cluster.silent:
         problems.append(cluster.silent)
     problems = list(dict.fromkeys(problems))
@@ -221,70 +216,11 @@ def _create(prepared: Prepared) -> RunDirectory:
         write_text(run.path / "requirements.txt", freeze())
         origin = {"cwd": os.getcwd(), "host": host(), "user": getpass.getuser(), "command": sys.argv}
         write_text(run.path / LOGS / "submit.json", json.dumps(origin, indent=2) + "\n")
-        JobFiles(prepared.layout, prepared.site, facts).write(run.path)
+        JobFiles(prepared.layout, prepared.site, facts, prepared.order.asked).write(run.path)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise CheckFailed([f"run directory {run.path} cannot be filled: {error}; choose another --run-dir"]) from error
     return run
-
-
-class _Cluster:
-    """What is asked of Slurm while roles are checked."""
-
-    def __init__(self, slurm: Slurm, pool: ThreadPoolExecutor, after: int | None) -> None:
-        self._slurm, self._pool = slurm, pool
-        self._partitions: Future[dict[str, Partition]] = pool.submit(slurm.partitions)
-        self._nodes: Future[list[NodeKind]] = pool.submit(slurm.nodes)
-        self._after: Future[list[Job]] | None = pool.submit(self._known, after) if after is not None else None
-        self._tests: list[Future[str]] = []
-        self.silent, self.said = "", ""
-
-    def test(self, scripts: Sequence[str]) -> None:
-        """Have the scripts judged; of the last, what Slurm says is kept."""
-        self._tests = [self._pool.submit(self._slurm.test, script) for script in scripts]
-
-    def problems(self, order: Order, site: Site | None, layout: Layout | None) -> list[str]:
-        """What speaks against the order on this cluster."""
-        partitions: dict[str, Partition] = self._answer(self._partitions) or {}
-        nodes: list[NodeKind] = self._answer(self._nodes) or []
-        problems: list[str] = []
-        if partitions and layout is not None and site is not None:
-            problems += cluster_problems(layout, site, partitions, nodes)
-        elif partitions:
-            named = {order.asked.partition, *order.asked.partitions.values()}
-            problems += [
-                f"there is no partition {name!r} on this cluster; {nearest(name, partitions)}"
-                for name in sorted({part for text in named for part in text.split(",") if part} - partitions.keys())
-            ]
-        if self._after is not None and self._answer(self._after) == []:
-            problems.append(f"--after {order.after}: Slurm knows no such job")
-        for test in self._tests:
-            try:
-                self.said = self._answer(test) or ""
-            except SlurmRefused as error:
-                # Slurm says less clearly what was found already.
-                problems += [] if problems else [why_refused(error.said)]
-        return problems
-
-    def _answer(self, future: Future[Any]) -> Any:
-        try:
-            return future.result()
-        except (SlurmMissing, SlurmDown) as error:
-            self.silent = self.silent or str(error)
-            return None
-        except SlurmRefused:
-            if future in self._tests:
-                raise
-            return None
-
-    def _known(self, job: int) -> list[Job]:
-        queued = self._slurm.queue(jobs=[job])
-        if queued:
-            return queued
-        try:
-            return self._slurm.history([job])
-        except (SlurmMissing, SlurmDown, SlurmRefused):
-            return []
 
 
 def _order_problems(order: Order) -> list[str]:
@@ -306,18 +242,14 @@ def _facts(order: Order, recipe: Recipe, path: Path, code: tuple[Path, ...], run
         name=order.name or recipe.name,
         code=code,
         python=Path(sys.prefix),
-        signal_s=_signal_s(recipe),
+        signal_s=signal_s(recipe),
         requeue=order.requeue,
         tracking_uri=order.tracking_uri,
     )
 
 
-def _signal_s(recipe: Recipe) -> int:
-    return math.ceil(recipe.limits.drain_s) + SIGNAL_GRACE_S
-
-
 def _limit(recipe: Recipe, layout: Layout, pace: Pace | None) -> TimeLimit:
-    return TimeLimit(minutes=layout.minutes, signal_s=_signal_s(recipe), steps=recipe.schedule.steps, pace=pace)
+    return TimeLimit(minutes=layout.minutes, signal_s=signal_s(recipe), steps=recipe.schedule.steps, pace=pace)
 
 
 def _try(work: Callable[[], Any], problems: list[str]) -> Any:

@@ -10,8 +10,17 @@ from hpcrl.checkpoint.cursor import read_cursor
 from hpcrl.launch.layout import Layout
 from hpcrl.launch.pace import Pace, pace_of
 from hpcrl.launch.render import JobFacts
+from hpcrl.recipe import Recipe
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.errors import CheckFailed
+
+# What the supervisor takes beside the roles' own drain, before Slurm's end.
+_GRACE_S = 30
+
+
+def signal_s(recipe: Recipe) -> int:
+    """So long before its time limit a run is told to save [s]."""
+    return math.ceil(recipe.limits.drain_s) + _GRACE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +32,12 @@ class TimeLimit:
         signal_s: so long before the limit the run is told to save [s].
         steps: that are left to train.
         pace: of an earlier run, or of this one; None = not known.
-        more: how the person gives a job more time.
     """
 
     minutes: int
     signal_s: int
     steps: int
     pace: Pace | None = None
-    more: str = "ask for more --time"
 
     @property
     def problems(self) -> list[str]:
@@ -39,7 +46,7 @@ class TimeLimit:
         if left <= 0:
             return [
                 f"a time limit of {self.minutes} minutes leaves no time to work: saving may take {self.signal_s} s of it "
-                f"(limits.drain_s and the supervisor's own time); {self.more}"
+                f"(limits.drain_s and the supervisor's own time); ask for more --time"
             ]
         pace = self.pace
         if pace is None or self.steps < 1 or pace.start_s + pace.step_s + max(0.0, pace.save_s - self.signal_s) <= left:
@@ -48,7 +55,7 @@ class TimeLimit:
         return [
             f"a time limit of {self.minutes} minutes does not hold one step, so the run would never get on: run {pace.run} "
             f"took {_duration(pace.start_s)} to start and {_duration(pace.step_s)} a step (median of {pace.steps}), and "
-            f"{_duration(max(pace.save_s, self.signal_s))} are kept for the save; {self.more}, at least "
+            f"{_duration(max(pace.save_s, self.signal_s))} are kept for the save; ask for more --time, at least "
             f"{math.ceil(needed / 60)} minutes"
         ]
 
@@ -79,7 +86,6 @@ def of_run(run: RunDirectory) -> TimeLimit | None:
             signal_s=facts.signal_s,
             steps=recipe["schedule"]["steps"] - read_cursor(run.state).step,
             pace=pace_of(run, recipe["groups"]),
-            more=f"raise --time in {run.path / 'slurm' / 'batch.sh'} and minutes in {run.path / 'layout.json'}",
         )
     except (OSError, CheckFailed, ValueError, KeyError, TypeError):
         return None

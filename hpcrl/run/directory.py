@@ -16,6 +16,7 @@
       snapshots/00000007/   rows in flight: node-NAME.h5 and, once they are whole, manifest.json
       rendezvous/           how processes find each other
       drain                 the request to save and end, if there was one
+      recipe.json           what this attempt, and those before it, ran, where the run's recipe was changed after it
       began.json            the committed step at its start, slurm.json, where it ran, and joined.json, which jobs joined:
                             of attempts in Slurm jobs
     RUN/weights/v000007/    published policy weights: whole, in Hugging Face layout, or as what has changed
@@ -98,6 +99,20 @@ class RunDirectory:
             raise CheckFailed([f"{path} is not the directory of a run (its run.json: {error.strerror})"]) from error
         except (ValueError, KeyError, TypeError) as error:
             raise CheckFailed([f"{path} is not the directory of a run: its run.json is damaged ({error!r})"]) from error
+
+    def change_recipe(self, recipe_json: str) -> None:
+        """Have the next attempt run another recipe. The newest attempt keeps its own.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        held = (self.path / "recipe.json").read_text()
+        if held == recipe_json:
+            return
+        for attempt in self.attempts()[-1:]:
+            if not (attempt.path / "recipe.json").exists():
+                write_text(attempt.path / "recipe.json", held)
+        write_text(self.path / "recipe.json", recipe_json)
 
     @property
     def weights(self) -> Path:

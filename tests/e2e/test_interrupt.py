@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sqlite3
 from typing import Any
 
 import pytest
@@ -74,3 +76,24 @@ def test_resuming_a_finished_run_trains_nothing_more(whole: Any, launcher: Any):
     assert code == 0, output
     assert len(whole.steps()) == STEPS
     assert launcher.call("status", str(whole.path))[1].splitlines()[0].endswith("finished")
+
+
+def test_a_finished_run_goes_on_for_more_steps_and_with_another_rate(whole: Any, launcher: Any):
+    again = ("run", "--resume", str(whole.path), "--in-process", "--set")
+    code, output = launcher.call(*again, "schedule.prompts_per_step=2")
+    assert code == 2
+    assert "begin a new run" in output
+    assert "nothing was started" in output
+    assert json.loads((whole.path / "recipe.json").read_text())["schedule"]["prompts_per_step"] == 4
+    code, output = launcher.call(*again, f"schedule.steps={STEPS + 1}", "--set", "trainer.lr=1e-5")
+    assert code == 0, output
+    assert [step["step"] for step in whole.steps()] == list(range(1, STEPS + 2))
+    assert whole.steps()[-1]["lr"] == pytest.approx(1e-5)
+    code, output = launcher.call("verify", str(whole.path))
+    assert code == 0, output
+    # What the attempts before it ran stays known.
+    kept = [path.parent.name for path in whole.path.glob("attempt_*/recipe.json")]
+    assert kept == [f"attempt_{len(list(whole.path.glob('attempt_*'))) - 1}"]
+    with sqlite3.connect(whole.path / "mlflow.db") as database:
+        tags = dict(database.execute("select key, value from tags where key like 'changed.%'").fetchall())
+    assert tags["changed.schedule.steps"] == str(STEPS + 1)

@@ -93,7 +93,7 @@ def test_a_run_that_is_resumed_is_judged_by_itself(tmp_path: Path):
     assert slower is not None
     (problem,) = slower.problems
     assert "does not hold one step" in problem
-    assert f"raise --time in {run.path}/slurm/batch.sh and minutes in {run.path}/layout.json, at least 6 minutes" in problem
+    assert "ask for more --time, at least 6 minutes" in problem
 
 
 def test_a_run_whose_records_are_no_use_is_not_judged(tmp_path: Path):

@@ -319,6 +319,16 @@ def test_a_running_run_that_is_cancelled_saves_ends_and_stays_ended(cluster: Clu
     assert len(run.attempts()) == 1
     assert hpcrl("list", "--json").value[0]["state"] == "cancelled"
 
+    # On other nodes, with more of a group, and so that it comes to an end.
+    changes = ("--nodes", "2", "--set", "doubler.replicas=3", "--set", "source.forever=false")
+    again = hpcrl("resume", "on", *changes, "--json").value["job"]
+    cluster.wait_job(again, {"COMPLETED"}, seconds=120)
+    plan = json.loads((run.path / "attempt_2" / "plan.json").read_text())
+    assert len([process for process in plan["processes"] if process["group"] == "doubler"]) == 3
+    assert len({process["node"] for process in plan["processes"]}) == 2
+    assert json.loads((run.path / "attempt_1" / "recipe.json").read_text())["groups"]["doubler"]["replicas"] == 2
+    assert hpcrl("list", "--json").value[0]["state"] == "finished"
+
 
 def test_the_time_limit_is_held_against_what_steps_took_before(cluster: Cluster, hpcrl: Call, tmp_path: Path):
     assert "step" not in hpcrl("submit", TOY, *BASE, "--hold", "--name", "toy-a").out.partition("next:")[0]
@@ -342,6 +352,45 @@ def test_the_time_limit_is_held_against_what_steps_took_before(cluster: Cluster,
     assert again.code == 2
     assert words in again.err
     assert len(queued(cluster)) == 1
+    assert hpcrl("resume", "toy-a", "--time", "12").code == 2
+    longer = hpcrl("resume", "toy-a", "--time", "40", "--hold", "--json").value["job"]
+    assert shown(cluster, longer)["TimeLimit"] == "00:40:00"
+
+
+def test_a_run_goes_on_with_other_nodes_time_and_fields(cluster: Cluster, hpcrl: Call, tmp_path: Path):
+    hpcrl("submit", TOY, *BASE, "--set", "doublers=2", "--hold", "--name", "c")
+    run = RunDirectory.open(tmp_path / "runs" / "c")
+    before = {name: (run.path / name).read_text() for name in ("recipe.json", "layout.json", "job.json", "slurm/batch.sh")}
+    refused = hpcrl("resume", "c", "--time", "9")
+    assert refused.code == 2
+    assert "is pending" in refused.err
+    assert hpcrl("cancel", "c").code == 0
+    bad = ("--set", "seed=3", "--set", "doubler.replica=3", "--partition", "nowhere", "--nodes", "99")
+    for cut in (bad[:4], bad[4:6], bad[6:]):
+        assert hpcrl("resume", "c", *cut).code == 2
+    assert "nowhere" in hpcrl("resume", "c", "--partition", "nowhere").err
+    said = hpcrl("resume", "c", *bad[:4]).err
+    assert "order of its prompts" in said
+    assert "doubler.replicas" in said
+    assert before == {name: (run.path / name).read_text() for name in before}, "nothing is changed before all is well"
+    assert queued(cluster) == {}
+
+    changes = ("--time", "9", "--nodes", "2", "--partition", "low", "--set", "doubler.replicas=5", "--set", "limits.drain_s=40")
+    answer = hpcrl("resume", "c", *changes, "--hold")
+    assert answer.code == 0, answer.err
+    assert "2 nodes" in answer.out
+    (job,) = queued(cluster)
+    held = shown(cluster, job)
+    assert (held["TimeLimit"], held["Partition"], held["NumNodes"].partition("-")[0]) == ("00:09:00", "low", "2")
+    recipe = json.loads((run.path / "recipe.json").read_text())
+    assert recipe["groups"]["doubler"]["replicas"] == 5
+    assert "B:USR1@70" in (run.path / "slurm" / "batch.sh").read_text(), "as the drain takes longer"
+    # What was asked for stays, until it is asked for otherwise.
+    assert hpcrl("cancel", "c").code == 0
+    assert hpcrl("resume", "c", "--time", "7", "--hold").code == 0
+    (job,) = queued(cluster)
+    held = shown(cluster, job)
+    assert (held["TimeLimit"], held["Partition"], held["NumNodes"].partition("-")[0]) == ("00:07:00", "low", "2")
 
 
 def past_run(folder: Path, name: str, *, job: int, ended: bool) -> RunDirectory:
