@@ -51,6 +51,9 @@ def test_lock_step_by_turns_is_the_same_run_bit_for_bit(launcher: Any, together:
     assert [group for _, group in turns_of(ended)].count("trainer") == STEPS + 1
     loaded = [record for record in ended.records("handover") if record["giver"] == "trainer"]
     assert len(loaded) >= STEPS
+    if loaded[0]["resumed_bytes"] is None:
+        # The trainer's first turn came before the engine's, which had let go of nothing yet.
+        del loaded[0]
     assert all(record["freed_bytes"] > record["resumed_bytes"] > 0 for record in loaded), "weights, moments; weights"
     assert all(step["turn_s"] > 0 for step in ended.steps())
     code, shown = launcher.call("status", str(ended.path))
