@@ -156,8 +156,9 @@ class Role:
     def prepare(self, *, gpus: bool) -> None:
         """Import what :meth:`run` imports, so that a process that must start again need not; see ``Limits.spares``.
 
-        Called in a process of its own, without any other call. It must start no thread, open no device and connect to nothing:
-        processes are forked from what is there when it returns.
+        Called in a process of its own, without any other call, and before each :meth:`run` in a process, where what it raises
+        is left to that. It must start no thread, open no device and connect to nothing: processes are forked from what is there
+        when it returns.
 
         Args:
             gpus: the process will use some.

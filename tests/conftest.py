@@ -15,10 +15,11 @@ from hypothesis import settings
 # No example has a deadline: this host is shared.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
-# They share the real cluster, and take longest.
-_CLUSTER = "tests/slurm/"
 # Folders whose tests share what takes long to start.
-_SHARED = (_CLUSTER, "tests/engines/contract/")
+_SHARED = ("tests/slurm/", "tests/engines/contract/")
+# Where several workers share the tests: the cluster's mostly wait, so beside them runs what takes several processes; what takes
+# one core each comes last, when all workers do such and files are short.
+_FIRST = ("tests/slurm/", "tests/e2e/", "tests/engines/contract/")
 _CRASHED = pytest.StashKey[bool]()
 _not_collected: list[str] = []
 CHAT_TEMPLATE = (
@@ -58,9 +59,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, beside the others."""
+    """What takes longest begins first, as :data:`_FIRST` says."""
+
+    def turn(item: pytest.Item) -> int:
+        return next((number for number, folder in enumerate(_FIRST) if item.nodeid.startswith(folder)), len(_FIRST))
+
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: not item.nodeid.startswith(_CLUSTER))
+        items.sort(key=turn)
 
 
 def _write_tokenizer(folder: Path) -> None:

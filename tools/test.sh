@@ -13,6 +13,8 @@ else
   bash tools/sglang_cpu.sh
   export HPCRL_SGLANG_PYTHON=${HPCRL_SGLANG_VENV:-$root/.venv-sglang}/bin/python
 fi
+# Thousands of processes would each compile what they import.
+unset PYTHONDONTWRITEBYTECODE
 ruff check .
 ruff format --check .
 mypy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -77,9 +78,12 @@ def _convert_apart(source: Path, target: Path) -> None:
 
 
 def _convert(source: Path, target: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+    # transformers reads it for the tokenizer, for the configuration and for the weights, seconds each time.
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE)
     for name, token in _SPECIAL_TOKENS.items():
         setattr(tokenizer, name, token)

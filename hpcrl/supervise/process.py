@@ -11,10 +11,11 @@ import signal
 import sys
 
 from hpcrl.config.codec import recipe_from_run
-from hpcrl.recipe import Recipe
+from hpcrl.recipe import Recipe, Role
 from hpcrl.roles.context import RoleContext
 from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import RoleLost
+from hpcrl.run.importing import uncollected
 from hpcrl.run.rendezvous import Rendezvous
 from hpcrl.run.stop import StopFlag
 from hpcrl.supervise.linux import die_with_parent
@@ -70,7 +71,9 @@ def _work(spec: ProcessSpec, attempt: Attempt, recipe: Recipe, stop: StopFlag) -
             ways=spec.ways,
         )
         context.phase("start")
-        recipe.groups[identity.group].role.run(context)
+        role = recipe.groups[identity.group].role
+        _import(role, gpus=bool(identity.gpus))
+        role.run(context)
         context.phase("end")
     except RoleLost as lost:
         log.error("%s ends by SIGKILL: %s", identity.name, lost)
@@ -78,6 +81,15 @@ def _work(spec: ProcessSpec, attempt: Attempt, recipe: Recipe, stop: StopFlag) -
     finally:
         queue.close()
         journal.close()
+
+
+def _import(role: Role, *, gpus: bool) -> None:
+    """What the role needs, sooner than it would be by itself."""
+    with uncollected():
+        try:
+            role.prepare(gpus=gpus)
+        except Exception as error:  # noqa: BLE001 - of any library; the role itself says best what is wrong and what to do
+            log.info("not everything was imported beforehand: %r", error)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from hpcrl.run.directory import RunDirectory
 from hpcrl.run.errors import HpcrlError
+from hpcrl.run.importing import uncollected
 from hpcrl.run.stop import StopFlag
 from hpcrl.tracking.mlflow_feed import MlflowFeed, quiet_mlflow
 
@@ -123,6 +125,9 @@ def main(run: Path, tracking_uri: str | None, parent: int | None, once: bool) ->
         _end_after(stop, CATCH_UP_S + 1.0)
         os.nice(10)
         wait_for_roles(directory, stop)
+        with uncollected(), suppress(ImportError):
+            # What is missing is said when it is used.
+            import mlflow  # noqa: F401
         follower.follow(stop)
     if not catch_up(follower, CATCH_UP_S):
         log.error("MLflow at %s lacks the end of the run; run this again with --once", feed.shown_uri)

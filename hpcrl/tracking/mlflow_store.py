@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcrl.run.atomic import write_bytes
 from hpcrl.run.directory import RunDirectory
+from hpcrl.tracking.mlflow_empty import empty_database
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,7 +43,7 @@ def open_store(run: RunDirectory, uri: str, experiment: str, held: str | None) -
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{database.name if database else 'mlflow'}.lock", timeout=LOCK_WAIT_S):
         if database is not None and not database.exists():
-            _make(database)
+            write_bytes(database, empty_database())
         client = MlflowClient(tracking_uri=uri)
         experiment_id = _experiment(client, experiment, (folder / "mlflow-artifacts").as_uri() if database else None)
         return client, _run(client, run, experiment_id, experiment, held)
@@ -55,28 +55,6 @@ def database_file(uri: str) -> Path | None:
     if scheme.partition("+")[0] != "sqlite" or not rest:
         return None
     return Path(rest.partition("?")[0]).absolute()
-
-
-def _make(database: Path) -> None:
-    """Make an empty database on the local disk and put it in place whole.
-
-    MLflow makes one in dozens of transactions, each of them durable: seconds on a disk, far more on a parallel file system.
-    """
-    from mlflow import MlflowClient
-    from sqlalchemy import event
-    from sqlalchemy.engine import Engine
-
-    def hurry(connection: Any, _: object) -> None:
-        connection.execute("PRAGMA synchronous=OFF")
-
-    event.listen(Engine, "connect", hurry)
-    try:
-        with tempfile.TemporaryDirectory(prefix="hpcrl-mlflow-") as folder:
-            new = Path(folder) / "new.db"
-            MlflowClient(tracking_uri=f"sqlite:///{new}").search_experiments(max_results=1)
-            write_bytes(database, new.read_bytes())
-    finally:
-        event.remove(Engine, "connect", hurry)
 
 
 def _experiment(client: MlflowClient, name: str, artifacts: str | None) -> str:

@@ -73,13 +73,22 @@ class Launcher:
         return ["run", str(recipe), "--run-dir", str(run), *options, *(x for pair in pairs for x in ("--set", pair))]
 
     def call(self, *arguments: str) -> tuple[int, str]:
-        """The command in this process; exit code and everything printed."""
+        """The command in this process; exit code and everything printed.
+
+        A run in this process has no tracker, which would be a process that imports MLflow: runs in processes have one.
+        """
         from hpcrl.cli.main import main
+        from hpcrl.launch import session
 
         printed, before = io.StringIO(), sys.argv
         sys.argv = ["hpcrl", *arguments]
         try:
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            with (
+                contextlib.redirect_stdout(printed),
+                contextlib.redirect_stderr(printed),
+                pytest.MonkeyPatch.context() as patch,
+            ):
+                patch.setattr(session, "tracker", lambda *_: contextlib.nullcontext())
                 main()
         except SystemExit as ended:
             return int(ended.code or 0), printed.getvalue()

@@ -21,13 +21,13 @@ STAY_S = 300.0
 
 @dataclass
 class StayingContext(RoleContext):
-    """Stays in a phase, the first time that it comes, until the stop."""
+    """Stays in a phase, or in that of a step (``PHASE@STEP``), the first time that it comes, until the stop."""
 
     stays: str = ""
 
     def phase(self, name: str, step: int | None = None, **figures: Any) -> None:
         super().phase(name, step, **figures)
-        if name == self.stays:
+        if self.stays in (name, f"{name}@{step}"):
             self.stays = ""
             self.stop.sleep(STAY_S)
 
@@ -95,5 +95,6 @@ def recipe(
             "trainer": replace(group, role=trainer),
             "evaluator": RoleGroup(role=Evaluator(stays=evaluator_stays)),
         },
-        limits=replace(made.limits, drain_s=20.0),
+        # Whoever stays is waited for.
+        limits=replace(made.limits, drain_s=20.0, wait_s=STAY_S),
     )

@@ -49,11 +49,11 @@ def test_lock_step_by_turns_is_the_same_run_bit_for_bit(launcher: Any, together:
     check_turns(ended)
     # The trainer's first turn publishes the first version.
     assert [group for _, group in turns_of(ended)].count("trainer") == STEPS + 1
-    # An engine that has its first turn is started then, and has let go of nothing before.
-    taken = [record for record in ended.records("handover") if record["giver"] == "trainer"]
-    loaded = [record for record in taken if record["resumed_bytes"] is not None]
-    assert len(loaded) >= len(taken) - 1
-    assert len(loaded) >= STEPS - 1
+    loaded = [record for record in ended.records("handover") if record["giver"] == "trainer"]
+    assert len(loaded) >= STEPS
+    if loaded[0]["resumed_bytes"] is None:
+        # The trainer's first turn came before the engine's, which had let go of nothing yet.
+        del loaded[0]
     assert all(record["freed_bytes"] > record["resumed_bytes"] > 0 for record in loaded), "weights, moments; weights"
     assert all(step["turn_s"] > 0 for step in ended.steps())
     code, shown = launcher.call("status", str(ended.path))

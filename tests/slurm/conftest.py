@@ -240,7 +240,8 @@ def runs_on(cluster: Cluster, model: Path, folder: Path) -> Iterator[JobRuns]:
     data = folder / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": str(n)}) + "\n" for n in range(10)))
     sets = (f"model={model}", f"data={data}")
-    yield JobRuns(cluster, folder, {"toy": (), "tiny": sets, "phased": sets})
+    # What stays in a phase has time to make spares, which import on the cores that the next attempt needs.
+    yield JobRuns(cluster, folder, {"toy": (), "tiny": sets, "phased": (*sets, "limits.spares=false")})
     jobs = cluster.run("squeue", "--noheader", "--format=%A").split()
     if jobs:
         cluster.run("scancel", *jobs)

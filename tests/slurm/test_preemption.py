@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hpcrl.checkpoint.state.manifest import newest
 from hpcrl.launch.jobs import recorded_jobs
 from hpcrl.launch.layout import Component, Layout
 from hpcrl.supervise.drain import drain_of
@@ -136,14 +137,15 @@ def test_a_node_that_goes_down_without_a_spare_sends_the_job_back_into_the_queue
     alone = Layout(components=(component("all", *PHASED, cpus=most),), no_kill=False, minutes=15)
     parts = {"hub": ("rollout", "reward", "evaluator"), "inference": ("inference",), "trainer": ("trainer",)}
     het = Layout(components=tuple(component(name, *on, cpus=most) for name, on in parts.items()), no_kill=False, minutes=15)
-    both = {name: runs.submit("phased", layout, "steps=200") for name, layout in (("all", alone), ("trainer", het))}
+    # In a step after the one that is saved: each is there when its node goes, however long that takes.
+    sets = ("steps=40", "trainer_stays=train@15")
+    both = {name: runs.submit("phased", layout, *sets) for name, layout in (("all", alone), ("trainer", het))}
     lost: set[int] = set()
     try:
         for name, run in both.items():
-            run.wait_for_line('"kind":"saved","step":10', 1, "trainer.0")
+            run.wait_for("the save of step 10", lambda run=run: newest(run.path / "state"))
             node = json.loads((run.path / "attempt_1" / "slurm.json").read_text())["nodes"][name][0]
             lost.add(int(node.removeprefix("n")))
-            # At once: the other one may need longer than this one's steps take.
             runs.cluster.node_down(int(node.removeprefix("n")))
         for run in both.values():
             run.wait_for_line('"kind":"step"', 2, "trainer.0")
@@ -161,7 +163,7 @@ def test_a_node_that_goes_down_without_a_spare_sends_the_job_back_into_the_queue
         began = json.loads((run.path / "attempt_2" / "began.json").read_text())["step"]
         assert began >= 10
         assert run.records("step", 2)[0]["step"] == began + 1
-        run.trained_exactly(200, undone=True)
+        run.trained_exactly(40, undone=True)
         run.nothing_is_left()
 
 

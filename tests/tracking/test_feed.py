@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import signal
@@ -189,17 +190,27 @@ def test_the_process_ends_although_the_server_hangs(trained: RunDirectory) -> No
 
 
 @pytest.mark.slow
-def test_the_process_ends_with_its_parent(trained: RunDirectory, empty_database: Path) -> None:
+def test_the_process_ends_with_its_parent(
+    trained: RunDirectory, empty_database: Path, record_step: Callable[..., None]
+) -> None:
     (trained.path / "mlflow.db").write_bytes(empty_database.read_bytes())
-    parent = """
+    code = """
 import os, subprocess, sys
 feed = [sys.executable, "-m", "hpcrl.tracking.feed", sys.argv[1], "--parent", str(os.getpid())]
-print(subprocess.Popen(feed, stdout=subprocess.DEVNULL).pid)
+print(subprocess.Popen(feed, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid, flush=True)
+sys.stdin.readline()
 """
-    output = subprocess.run([sys.executable, "-c", parent, str(trained.path)], stdout=subprocess.PIPE, text=True, check=True)
-    pid = int(output.stdout)
+    command = [sys.executable, "-c", code, str(trained.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        # What MLflow takes to start is no part of the time that it has to end.
+        before = wait_for("the feed to be at work", lambda: _lines(trained) or None, seconds=120)
+        for step in range(7, 10):
+            record_step(trained.latest(), step)
+        parent.communicate("end\n")
     wait_for("the feed to end", lambda: _gone(pid) or None, seconds=120)
-    assert _lines(trained), "it caught up before it ended"
+    assert _lines(trained) > before, "it caught up before it ended"
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
@@ -210,8 +221,10 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
 
 
 def _lines(run: RunDirectory) -> int:
+    """Of the trainer that are in MLflow."""
     path = run.path / "mlflow.json"
-    return path.read_text().count("trainer.0") if path.exists() else 0
+    cursors = json.loads(path.read_text()).values() if path.exists() else ()
+    return sum(lines for cursor in cursors for writer, lines in cursor["lines"].items() if writer.endswith("/trainer.0"))
 
 
 def _gone(pid: int) -> bool:

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from hpcrl.run.failpoints import reach
+from hpcrl.run.importing import uncollected
 
 _NICE = 10
 
@@ -28,7 +29,8 @@ def main(arguments: list[str]) -> NoReturn:
     # A save that is committed after its trainer has ended would come as a surprise to whoever has taken over.
     threading.Thread(target=_hear, args=(connection, messages), daemon=True).start()
     # Only now, as it takes seconds: the trainer may have ended meanwhile.
-    from hpcrl.checkpoint.state.writing import Writer
+    with uncollected():
+        from hpcrl.checkpoint.state.writing import Writer
 
     writer = Writer(messages.get(), memory)
     while True:

@@ -5,11 +5,15 @@ Everything here was tried with torchtitan 0.3.0 and torch 2.11 to 2.13; another 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,10 +73,38 @@ def enable(device_type: str) -> None:
         titan_utils.device_type = device_type
         titan_utils.device_module = torch.cpu if device_type == "cpu" else torch.get_device_module(device_type)
         with _TritonStandIn():
-            import torchtitan.distributed.minimal_async_ep.kernels  # noqa: F401
+            import torchtitan.distributed.minimal_async_ep.kernels
+        with compiled_when_called():
+            import torchtitan.models.common.attention  # noqa: F401
         from torchtitan.distributed.utils import set_spmd_backend
 
         set_spmd_backend("partial_dtensor")
+
+
+@contextmanager
+def compiled_when_called() -> Iterator[None]:
+    """Meanwhile ``torch.compile`` compiles a function when that is called first.
+
+    torchtitan compiles its flex attention at import, which is not used here and takes the import of the whole compiler.
+    """
+    at_once = torch.compile
+
+    def later(model: Any = None, **settings: Any) -> Any:
+        if not inspect.isfunction(model):
+            return at_once(model, **settings)
+        compiled = functools.cache(lambda: at_once(model, **settings))
+
+        @functools.wraps(model)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    setattr(torch, "compile", later)  # noqa: B010 - to a type checker it is a function with overloads
+    try:
+        yield
+    finally:
+        setattr(torch, "compile", at_once)  # noqa: B010
 
 
 def sum_gradients_exactly(model: nn.Module) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from hpcrl.checkpoint.hashing import hash_tensors
 from hpcrl.checkpoint.publish.node import NodeWeights
 from hpcrl.checkpoint.publish.versions import read_version, versions
-from hpcrl.run.failpoints import NAMES, VARIABLE
+from hpcrl.run.errors import DeadlineExceeded
+from hpcrl.run.failpoints import NAMES, arm
+from hpcrl.run.stop import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -24,34 +27,55 @@ pytestmark = pytest.mark.slow
 PUBLISHING = [(name, 3) for name in NAMES if name.startswith("publish.")] + [("publish.written", 1), ("publish.done", 1)]
 BRINGING = [(name, 2) for name in NAMES if name.startswith("node.")] + [("node.base", 1), ("node.checked", 1)]
 STEPS = 5
-# Publishes versions, base_every 3, keeping one; or brings each of them.
-PROGRAM = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from conftest import Policy
-from pathlib import Path
-what, folder, model = sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-policy = Policy(model)
-if what == "publish":
+
+
+def publish(policy: Any, folder: Path) -> Iterator[str]:
+    """Versions, every third of them a base, keeping two."""
     publisher = policy.publisher(folder / "weights", base_every=3)
-    for version in range(int(sys.argv[5])):
+    for version in range(STEPS):
         done = publisher.publish(version, policy.step().items())
-        print(done.version, done.hash, flush=True)
+        yield f"{done.version} {done.hash}"
         publisher.retain(keep_last=2)
-else:
-    from hpcrl.checkpoint.publish.node import NodeWeights
-    from hpcrl.checkpoint.publish.versions import read_version, versions
+
+
+def bring(policy: Any, folder: Path) -> Iterator[str]:
+    """Each version to a node."""
     node = NodeWeights(folder / "node", folder / "weights", wait_s=30)
     for version in versions(folder / "weights"):
         with node.bring(version, read_version(folder / "weights", version).hash):
-            print(version, flush=True)
-"""
+            yield str(version)
 
 
-def run(what: str, folder: Path, model: Path, point: str = "", *arguments: object) -> subprocess.CompletedProcess[str]:
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", PROGRAM, here, what, str(folder), str(model), *map(str, arguments)]
-    return subprocess.run(command, env={**os.environ, VARIABLE: point}, capture_output=True, text=True, timeout=120)
+def kill(work: Callable[[Any, Path], Iterator[str]], policy: Any, folder: Path, point: str) -> list[str]:
+    """What is said by a fork of this process that works until it is killed; it need not import anything."""
+    said = folder / "said"
+    said.touch()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            # Those of this process are not in a fork.
+            torch.set_num_threads(1)
+            arm(point)
+            for word in work(policy, folder):
+                with open(said, "a") as file:
+                    file.write(f"{word}\n")
+        except Exception:  # noqa: BLE001 - nothing may go back to the test below
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def ended() -> int | None:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        return status if done else None
+
+    try:
+        status = wait_for(f"{point} to be reached", ended, seconds=120)
+    except DeadlineExceeded:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"{point} was not reached"
+    return said.read_text().splitlines()
 
 
 def check(folder: Path, hashes: dict[int, str], damage: Callable[[Path], list[str]]) -> None:
@@ -68,10 +92,8 @@ def check(folder: Path, hashes: dict[int, str], damage: Callable[[Path], list[st
 
 
 @pytest.mark.parametrize(("point", "nth"), PUBLISHING)
-def test_publishing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nth, damage):
-    killed = run("publish", tmp_path, tiny_model, f"{point}@{nth}", STEPS)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    said = dict(line.split() for line in killed.stdout.splitlines())
+def test_publishing_goes_on_after_a_kill(tmp_path, policy, point, nth, damage):
+    said = dict(line.split() for line in kill(publish, policy, tmp_path, f"{point}@{nth}"))
     check(tmp_path, {int(version): digest for version, digest in said.items()}, damage)
     # The next attempt: from the last version that was announced, which is published again as a base.
     start = max(map(int, said), default=0)
@@ -89,10 +111,9 @@ def test_publishing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nt
 
 
 @pytest.mark.parametrize(("point", "nth"), BRINGING)
-def test_bringing_goes_on_after_a_kill(tmp_path, tiny_model, policy, point, nth, damage):
+def test_bringing_goes_on_after_a_kill(tmp_path, policy, point, nth, damage):
     publisher = policy.publisher(tmp_path / "weights")
     hashes = {version: publisher.publish(version, policy.step().items()).hash for version in range(3)}
-    killed = run("bring", tmp_path, tiny_model, f"{point}@{nth}")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kill(bring, policy, tmp_path, f"{point}@{nth}")
     check(tmp_path, hashes, damage)
     assert json.loads((tmp_path / "node" / "model" / "version.json").read_text())["hash"] == hashes[2]

@@ -17,7 +17,7 @@ from hpcrl.checkpoint.state.saver import About, Saved, Saver
 from hpcrl.run.failpoints import NAMES, VARIABLE, arm
 from hpcrl.run.stop import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_writers")]
 
 STEPS = 4
 SHAPES = [(6, 5), (7,), (3, 2)]
@@ -96,7 +96,7 @@ def verify(folder):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+def straight(tmp_path_factory, forked_writers):
     """What an uninterrupted life ends with."""
     return live(tmp_path_factory.mktemp("straight") / "state", 1)
 

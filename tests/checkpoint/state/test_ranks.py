@@ -3,9 +3,9 @@
 import json
 import os
 import re
+import signal
 import socket
-import subprocess
-import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ from hpcrl.checkpoint.state.ranks import Alone
 from hpcrl.checkpoint.state.restore import restore
 from hpcrl.checkpoint.state.retain import Keep
 from hpcrl.checkpoint.state.saver import About, Saver
-from hpcrl.run.failpoints import VARIABLE
+from hpcrl.run.failpoints import VARIABLE, arm
+from hpcrl.run.stop import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_writers")]
 
 
 def whole(value=1.0):
@@ -70,19 +71,46 @@ def rank_main(folder, rank, size, port, jobs, parts_s):
 
 
 def run(folder, *jobs, size=2, failpoints=None, parts_s=150.0):
-    """All ranks through; what each was told."""
+    """All ranks through, as forks of this process, which need not import anything; what each was told."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, __file__, str(folder), json.dumps(jobs), str(size), str(port), str(parts_s)]
-    environments = [{**os.environ, VARIABLE: (failpoints or {}).get(rank, "")} for rank in range(size)]
-    ranks = [subprocess.Popen([*command, str(rank)], env=environments[rank]) for rank in range(size)]
+    ranks = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            be_rank(folder, rank, size, port, jobs, parts_s, (failpoints or {}).get(rank, ""))
+        ranks.append(pid)
+    codes = {}
+
+    def ended():
+        for pid in set(ranks) - codes.keys():
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        return True if len(codes) == size else None
+
     try:
-        assert [rank.wait(timeout=500) for rank in ranks] == [0] * size
+        wait_for("all ranks to end", ended, seconds=280)
     finally:
-        for rank in ranks:
-            rank.kill()
+        for pid in set(ranks) - codes.keys():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert list(codes.values()) == [0] * size
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(size)]
+
+
+def be_rank(folder, rank, size, port, jobs, parts_s, failpoint):
+    code = 1
+    try:
+        os.environ[VARIABLE] = failpoint
+        arm(failpoint)
+        rank_main(folder, rank, size, port, jobs, parts_s)
+        code = 0
+    except Exception:  # noqa: BLE001 - nothing may go back to the test below
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def assert_alone(folder, step):
@@ -146,8 +174,3 @@ def test_a_rank_that_cannot_write_is_named_by_rank_0_and_the_save_before_stays(t
     assert [name.step for name in look(tmp_path / "state").committed] == [1, 3]
     assert look(tmp_path / "state").partial == ()
     assert_alone(tmp_path / "state", 3)
-
-
-if __name__ == "__main__":
-    _, folder, jobs, size, port, parts_s, rank = sys.argv
-    rank_main(folder, int(rank), int(size), int(port), json.loads(jobs), float(parts_s))

@@ -24,6 +24,35 @@ def test_enabling_leaves_no_stand_in_and_selects_the_cpu():
     assert isinstance(sys.modules.get("triton"), type(None)) or sys.modules["triton"].__file__
 
 
+@pytest.mark.slow
+def test_a_trainer_that_compiles_nothing_does_not_import_the_compiler():
+    code = """
+import sys
+from hpcrl.engines.titan import compat
+compat.enable("cpu")
+import hpcrl.engines.titan.build, hpcrl.engines.titan.model
+print("torch._inductor.compile_fx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=250)
+    assert done.stdout.split() == ["False"]
+
+
+def test_what_torchtitan_compiles_at_import_is_compiled_when_it_is_called(monkeypatch):
+    compiled = []
+
+    def compiles(function, **settings):
+        compiled.append(settings)
+        return lambda x: function(x) + 1
+
+    monkeypatch.setattr(torch, "compile", compiles)
+    with compat.compiled_when_called():
+        doubled = torch.compile(lambda x: 2 * x, dynamic=False)
+    assert torch.compile is compiles
+    assert compiled == []
+    assert [doubled(1), doubled(2)] == [3, 5]
+    assert compiled == [{"dynamic": False}], "once"
+
+
 def test_another_device_in_the_same_process_is_refused():
     compat.enable("cpu")
     with pytest.raises(RuntimeError, match="already runs on 'cpu'"):
