@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 from typing import Any
 
 import pytest
@@ -94,6 +93,3 @@ def test_a_finished_run_goes_on_for_more_steps_and_with_another_rate(whole: Any,
     # What the attempts before it ran stays known.
     kept = [path.parent.name for path in whole.path.glob("attempt_*/recipe.json")]
     assert kept == [f"attempt_{len(list(whole.path.glob('attempt_*'))) - 1}"]
-    with sqlite3.connect(whole.path / "mlflow.db") as database:
-        tags = dict(database.execute("select key, value from tags where key like 'changed.%'").fetchall())
-    assert tags["changed.schedule.steps"] == str(STEPS + 1)

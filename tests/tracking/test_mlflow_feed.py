@@ -64,6 +64,18 @@ def test_a_run_is_in_mlflow_as_in_its_journal(fed: RunDirectory) -> None:
     assert held.info.artifact_uri.startswith((fed.path / "mlflow-artifacts").as_uri())
 
 
+def test_what_a_run_goes_on_with_otherwise_is_in_tags(fed: RunDirectory) -> None:
+    MlflowFeed(fed).sync(last=True)
+    recipe = json.loads((fed.path / "recipe.json").read_text())
+    recipe["schedule"]["steps"] = 9
+    (fed.path / "recipe.json").write_text(json.dumps(recipe))
+    again = MlflowFeed(fed)
+    again.sync(last=True)
+    data = client(default_uri(fed)).get_run(again.mlflow_run).data
+    assert data.params["schedule.steps"] == "6"
+    assert {name: text for name, text in data.tags.items() if name.startswith("changed.")} == {"changed.schedule.steps": "9"}
+
+
 def test_feeding_again_adds_nothing(fed: RunDirectory) -> None:
     first = MlflowFeed(fed)
     first.sync(last=True)
