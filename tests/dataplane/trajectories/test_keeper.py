@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -132,14 +133,18 @@ def test_a_step_that_is_trained_again_replaces_the_one_that_was_lost(run, keep, 
     assert kept(run) == [], "the third began anew"
 
 
-def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost_or_doubled(run, keep, group, caplog):
+def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost_or_doubled(run, keep, group, caplog, monkeypatch):
     keeper = keep()
     keeper.keep(1, [group(1)], [0.0] * 3)
     assert keeper.settle(60)
     os.kill(keeper._process.pid, signal.SIGSTOP)
+    asked, receive = threading.Event(), keeper._process.receive
+    monkeypatch.setattr(keeper._process, "receive", lambda: asked.set() or receive())
     keeper.keep(2, [group(2)], [0.0] * 3)
     keeper.begin()
     keeper.keep(3, [group(3)], [0.0] * 3)
+    # One that is found dead is replaced without a word.
+    assert asked.wait(60)
     os.kill(keeper._process.pid, signal.SIGKILL)
     wait_for("the end of the writing", lambda: None if keeper._writing.is_alive() else True, seconds=60)
     assert keeper.settle(60)
