@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from hpcrl.run.errors import DeadlineExceeded, Stopped
@@ -17,22 +18,38 @@ STOPPED_S = 15.0
 
 
 class StopFlag:
-    """Set once, from a signal handler or another thread; every wait of a role listens to it."""
+    """Set once, from a signal handler or another thread; every wait of a role listens to it.
+
+    No ``threading.Event``: its lock is held for a moment in each wait, and a signal handler that came then, in the same thread,
+    would wait for that lock for ever.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._set = False
+        # Locked until the stop; who gets it then lets it go at once, to the next one.
+        self._gate = threading.Lock()
+        self._gate.acquire()
 
     def set(self) -> None:
         """Ask for the stop. Safe in a signal handler and more than once."""
-        self._event.set()
+        if not self._set:
+            self._set = True
+            self._open()
 
     def is_set(self) -> bool:
         """Whether the stop was asked for."""
-        return self._event.is_set()
+        return self._set
 
     def sleep(self, seconds: float) -> bool:
         """Wait so long, or until the stop; returns whether the stop was asked for."""
-        return self._event.wait(seconds)
+        if not self._set and self._gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
+            self._open()
+        return self._set
+
+    def _open(self) -> None:
+        # Two that set it at the same moment open it twice.
+        with suppress(RuntimeError):
+            self._gate.release()
 
 
 def back_off(first: float = 0.005, last: float = 0.1, factor: float = 1.5) -> Iterator[float]:

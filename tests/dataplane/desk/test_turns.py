@@ -227,7 +227,9 @@ def test_a_holder_that_was_stopped_is_fenced_and_lets_go_when_it_goes_on(plane, 
     train = plane("train").seat("gpus")
     assert take(train) == 2
     os.kill(held.process.pid, signal.SIGCONT)
-    assert held.hears() == "stale", "it hears that its turn is over"
+    heard = held.hears()
+    # That it is called may have been on its way before its turn was over.
+    assert (held.hears() if heard == "called" else heard) == "stale", "it hears that its turn is over"
     assert train.wait(0).settled, "and takes nothing from anybody"
     leave(train, 2)
     assert held.hears() == "has 3"
