@@ -157,7 +157,7 @@ class Role:
         """Import what :meth:`run` imports, so that a process that must start again need not; see ``Limits.spares``.
 
         Called in a process of its own, without any other call, and before each :meth:`run` in a process, where what it raises
-        is left to that. It must start no thread, open no device and connect to nothing: processes are forked from what is there
+        fails the role. It must start no thread, open no device and connect to nothing: processes are forked from what is there
         when it returns.
 
         Args:

@@ -20,10 +20,10 @@ from hpcrl.launch.pace import pace_of
 from hpcrl.launch.preflight import role_problems
 from hpcrl.launch.slurm import Slurm
 from hpcrl.launch.time_limit import TimeLimit, signal_s
-from hpcrl.plan.plan import Plan, make_plan
+from hpcrl.plan.plan import make_plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.directory import RunDirectory
-from hpcrl.run.errors import CheckFailed
+from hpcrl.run.errors import CheckFailed, checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,13 @@ class Changed:
 
     recipe: Recipe
     files: JobFiles
-    plan: Plan
     estimate: str = ""
 
     def write(self, run: RunDirectory) -> None:
         """Have the run's next job be made from it.
 
         Raises:
-            OSError: a file cannot be written.
+            CheckFailed, OSError: a file cannot be written.
         """
         run.change_recipe(recipe_to_json(self.recipe))
         self.files.write(run.path)
@@ -73,16 +72,19 @@ def prepare_change(run: RunDirectory, change: Change, slurm: Slurm, after: int |
     except OSError as error:
         raise CheckFailed([f"what run {run.path} was made from cannot be read: {error}"]) from error
     before = recipe_from_run(run)
-    recipe = changed_recipe(before, change.sets, trained=trained)
     asked = dataclasses.replace(files.asked, **change.asked)
     problems: list[str] = []
     with ThreadPoolExecutor(max_workers=4) as pool:
         cluster = ClusterAnswers(slurm, pool, after)
-        layout = make_layout(recipe, asked, files.site)
+        recipe = checked(lambda: changed_recipe(before, change.sets, trained=trained), problems)
+        layout = checked(lambda: make_layout(recipe or before, asked, files.site), problems)
+        if recipe is None or layout is None:
+            raise CheckFailed([*problems, *cluster.problems(asked, None, None)])
         facts = dataclasses.replace(files.facts, signal_s=signal_s(recipe))
         made = JobFiles(layout=layout, site=files.site, facts=facts, asked=asked)
-        cluster.test(list(made.scripts().values()))
-        plan = make_plan(recipe, layout.allocation(), "resume", layout.mapping)
+        scripts = checked(made.scripts, problems)
+        cluster.test([] if scripts is None else list(scripts.values()))
+        checked(lambda: make_plan(recipe, layout.allocation(), "resume", layout.mapping), problems)
         problems += role_problems(recipe)
         # On other hardware, or with other work in a step, its pace so far tells nothing.
         same = hardware(layout) == hardware(files.layout) and same_work(
@@ -96,4 +98,4 @@ def prepare_change(run: RunDirectory, change: Change, slurm: Slurm, after: int |
         problems.append(cluster.silent)
     if problems:
         raise CheckFailed(list(dict.fromkeys(problems)))
-    return Changed(recipe=recipe, files=made, plan=plan, estimate=limit.estimate)
+    return Changed(recipe=recipe, files=made, estimate=limit.estimate)

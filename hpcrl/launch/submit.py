@@ -9,12 +9,11 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hpcrl.config.codec import recipe_to_json
 from hpcrl.config.load import MODULE, sources
@@ -31,7 +30,7 @@ from hpcrl.launch.pace import Pace
 from hpcrl.launch.preflight import needed_bytes, place_problems, role_problems
 from hpcrl.launch.queue_once import NotKnown, queue_once
 from hpcrl.launch.reasons import why_refused
-from hpcrl.launch.render import LOGS, JobFacts, render_all
+from hpcrl.launch.render import LOGS, JobFacts
 from hpcrl.launch.site import Site, find_site
 from hpcrl.launch.slurm import Slurm, SlurmDown, SlurmMissing, SlurmRefused
 from hpcrl.launch.snapshot import Code, code_of, freeze, paths_of, with_own_files, write_code
@@ -40,7 +39,7 @@ from hpcrl.plan.plan import Plan, make_plan
 from hpcrl.recipe import Recipe
 from hpcrl.run.atomic import write_text
 from hpcrl.run.directory import RunDirectory
-from hpcrl.run.errors import CheckFailed, host
+from hpcrl.run.errors import CheckFailed, checked, host
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _UNNAMED = "not-yet-named"
@@ -108,7 +107,11 @@ class Prepared:
 
     def scripts(self, run_id: str = _UNNAMED) -> dict[str, str]:
         """Every batch script by its file name, the main job's last."""
-        return render_all(self.layout, self.site, self.facts(run_id))
+        return self.files(run_id).scripts()
+
+    def files(self, run_id: str = _UNNAMED) -> JobFiles:
+        """What is kept with the run of its jobs."""
+        return JobFiles(self.layout, self.site, self.facts(run_id), self.order.asked)
 
 
 def _size(asked: Asked) -> dict[str, int | None]:
@@ -137,8 +140,8 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
     with ThreadPoolExecutor(max_workers=6) as pool:
         cluster = ClusterAnswers(slurm, pool, order.after)
         problems = _order_problems(order)
-        site = _try(lambda: find_site(order.site), problems)
-        recipe = _try(lambda: build_recipe(order.recipe, order.sets, size=_size(order.asked)), problems)
+        site = checked(lambda: find_site(order.site), problems)
+        recipe = checked(lambda: build_recipe(order.recipe, order.sets, size=_size(order.asked)), problems)
         path = order.run_dir or root_for_new(site) / _folder(order, recipe)
         path = path.absolute()
         layout: Layout | None = None
@@ -146,15 +149,15 @@ def prepare(order: Order, slurm: Slurm, *, dry: bool = False) -> Prepared:
         pace: Future[Pace | None] | None = None
         limit: TimeLimit | None = None
         if recipe is not None and site is not None:
-            layout = _try(lambda: make_layout(recipe, order.asked, site), problems)
+            layout = checked(lambda: make_layout(recipe, order.asked, site), problems)
         if recipe is not None and site is not None and layout is not None:
             names = (order.name or recipe.name, recipe.name)
             resolved = json.loads(recipe_to_json(recipe))
             pace = pool.submit(earlier_pace, path.parent, names, resolved, layout, site.name)
             facts = _facts(order, recipe, path, (path / "code",), _UNNAMED)
-            scripts = _try(lambda: render_all(layout, site, facts), problems)
+            scripts = checked(JobFiles(layout, site, facts, order.asked).scripts, problems)
             cluster.test([] if scripts is None else list(scripts.values()))
-            plan = _try(lambda: make_plan(recipe, layout.allocation(), "submit", layout.mapping), problems)
+            plan = checked(lambda: make_plan(recipe, layout.allocation(), "submit", layout.mapping), problems)
         if recipe is not None:
             problems += role_problems(recipe)
         problems += place_problems(path, needed_bytes(recipe) if recipe is not None else 0)
@@ -209,14 +212,13 @@ def _create(prepared: Prepared) -> RunDirectory:
     run = RunDirectory.create(
         prepared.path, name=prepared.name, recipe_json=recipe_to_json(recipe), sources=sources(sys.modules[MODULE])
     )
-    facts = prepared.facts(run.run_id)
     try:
         write_code(code, run.path)
         (run.path / LOGS).mkdir()
         write_text(run.path / "requirements.txt", freeze())
         origin = {"cwd": os.getcwd(), "host": host(), "user": getpass.getuser(), "command": sys.argv}
         write_text(run.path / LOGS / "submit.json", json.dumps(origin, indent=2) + "\n")
-        JobFiles(prepared.layout, prepared.site, facts, prepared.order.asked).write(run.path)
+        prepared.files(run.run_id).write(run.path)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(run.path, ignore_errors=True)
         raise CheckFailed([f"run directory {run.path} cannot be filled: {error}; choose another --run-dir"]) from error
@@ -250,11 +252,3 @@ def _facts(order: Order, recipe: Recipe, path: Path, code: tuple[Path, ...], run
 
 def _limit(recipe: Recipe, layout: Layout, pace: Pace | None) -> TimeLimit:
     return TimeLimit(minutes=layout.minutes, signal_s=signal_s(recipe), steps=recipe.schedule.steps, pace=pace)
-
-
-def _try(work: Callable[[], Any], problems: list[str]) -> Any:
-    try:
-        return work()
-    except CheckFailed as failed:
-        problems += failed.problems
-        return None

@@ -48,7 +48,8 @@ class Span:
         self._others = range(1, identity.parts)
         self._life = uuid.uuid4().hex
         # Of the first and of the others, as they started together.
-        self._first, self._lives = "", []  # type: str, list[str]
+        self._first = ""
+        self._lives: list[str] = []
         self._next_look = 0.0
 
     def meet(self) -> None:

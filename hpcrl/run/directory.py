@@ -104,15 +104,18 @@ class RunDirectory:
         """Have the next attempt run another recipe. The newest attempt keeps its own.
 
         Raises:
-            OSError: a file cannot be written.
+            CheckFailed: a file cannot be read or written.
         """
-        held = (self.path / "recipe.json").read_text()
-        if held == recipe_json:
-            return
-        for attempt in self.attempts()[-1:]:
-            if not (attempt.path / "recipe.json").exists():
-                write_text(attempt.path / "recipe.json", held)
-        write_text(self.path / "recipe.json", recipe_json)
+        try:
+            held = (self.path / "recipe.json").read_text()
+            if held == recipe_json:
+                return
+            for attempt in self.attempts()[-1:]:
+                if not (attempt.path / "recipe.json").exists():
+                    write_text(attempt.path / "recipe.json", held)
+            write_text(self.path / "recipe.json", recipe_json)
+        except OSError as error:
+            raise CheckFailed([f"the recipe of run {self.path} cannot be changed: {error}; ask again once it can"]) from error
 
     @property
     def weights(self) -> Path:

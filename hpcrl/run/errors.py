@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class HpcrlError(Exception):
@@ -46,6 +49,15 @@ class RoleFailed(HpcrlError):
     def __init__(self, what: str, *, read: str | os.PathLike[str] | None = None, do: str = "", code: int = 1) -> None:
         self.what, self.read, self.do, self.code = what, read, do, code
         super().__init__(what + (f"; read {os.fspath(read)}" if read else "") + (f"; {do}" if do else ""))
+
+
+def checked(work: Callable[[], T], problems: list[str]) -> T | None:
+    """Its result; None, and what is wrong added to ``problems``, where it raises :class:`CheckFailed`."""
+    try:
+        return work()
+    except CheckFailed as failed:
+        problems += failed.problems
+        return None
 
 
 class RoleLost(RoleFailed):

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from hpcrl.config.codec import recipe_from_run
-from hpcrl.recipe import Recipe, Role
+from hpcrl.recipe import Recipe
 from hpcrl.roles.context import RoleContext
 from hpcrl.run.directory import Attempt
 from hpcrl.run.errors import RoleLost
@@ -72,7 +72,8 @@ def _work(spec: ProcessSpec, attempt: Attempt, recipe: Recipe, stop: StopFlag) -
         )
         context.phase("start")
         role = recipe.groups[identity.group].role
-        _import(role, gpus=bool(identity.gpus))
+        with uncollected():
+            role.prepare(gpus=bool(identity.gpus))
         role.run(context)
         context.phase("end")
     except RoleLost as lost:
@@ -81,15 +82,6 @@ def _work(spec: ProcessSpec, attempt: Attempt, recipe: Recipe, stop: StopFlag) -
     finally:
         queue.close()
         journal.close()
-
-
-def _import(role: Role, *, gpus: bool) -> None:
-    """What the role needs, sooner than it would be by itself."""
-    with uncollected():
-        try:
-            role.prepare(gpus=gpus)
-        except Exception as error:  # noqa: BLE001 - of any library; the role itself says best what is wrong and what to do
-            log.info("not everything was imported beforehand: %r", error)
 
 
 if __name__ == "__main__":

@@ -162,10 +162,11 @@ class MlflowFeed:
         from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
 
         wanted = parameters(self._recipe, longest_name=MAX_ENTITY_KEY_LENGTH, longest_value=MAX_PARAM_VAL_LENGTH)
-        held = client.get_run(self.mlflow_run).data.params
+        data = client.get_run(self.mlflow_run).data
+        held = data.params
         # A parameter cannot be changed in MLflow: what a run goes on with otherwise than it began stands in tags.
         for name, text in wanted.items():
-            if held.get(name, text) != text:
+            if data.tags.get(f"changed.{name}", held.get(name, text)) != text:
                 client.set_tag(self.mlflow_run, f"changed.{name}", text)
         new = [Param(name, text) for name, text in wanted.items() if name not in held]
         for begin in range(0, len(new), MAX_PARAMS_TAGS_PER_BATCH):

@@ -369,9 +369,10 @@ def test_a_run_goes_on_with_other_nodes_time_and_fields(cluster: Cluster, hpcrl:
     for cut in (bad[:4], bad[4:6], bad[6:]):
         assert hpcrl("resume", "c", *cut).code == 2
     assert "nowhere" in hpcrl("resume", "c", "--partition", "nowhere").err
-    said = hpcrl("resume", "c", *bad[:4]).err
+    said = hpcrl("resume", "c", *bad[:6]).err
     assert "order of its prompts" in said
     assert "doubler.replicas" in said
+    assert "nowhere" in said, "all of it is said at once"
     assert before == {name: (run.path / name).read_text() for name in before}, "nothing is changed before all is well"
     assert queued(cluster) == {}
 

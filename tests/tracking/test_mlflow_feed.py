@@ -74,6 +74,10 @@ def test_what_a_run_goes_on_with_otherwise_is_in_tags(fed: RunDirectory) -> None
     data = client(default_uri(fed)).get_run(again.mlflow_run).data
     assert data.params["schedule.steps"] == "6"
     assert {name: text for name, text in data.tags.items() if name.startswith("changed.")} == {"changed.schedule.steps": "9"}
+    recipe["schedule"]["steps"] = 6
+    (fed.path / "recipe.json").write_text(json.dumps(recipe))
+    MlflowFeed(fed).sync(last=True)
+    assert client(default_uri(fed)).get_run(again.mlflow_run).data.tags["changed.schedule.steps"] == "6", "as it was again"
 
 
 def test_feeding_again_adds_nothing(fed: RunDirectory) -> None:
