@@ -14,7 +14,7 @@ from hpcrl.launch.site import NodeShape, Site
 from hpcrl.launch.sizing import LEADER_CORES, cut, idle_nodes, size_of
 from hpcrl.plan.placement import place
 from hpcrl.recipe import Recipe
-from hpcrl.run.errors import CheckFailed
+from hpcrl.run.errors import CheckFailed, checked
 
 Components = tuple[Component, ...]
 
@@ -43,13 +43,8 @@ def make_layout(recipe: Recipe, asked: Asked, site: Site) -> Layout:
 
 
 def _best(tries: Sequence[Callable[[], Components]]) -> Components:
-    found: list[Components] = []
     problems: list[str] = []
-    for attempt in tries:
-        try:
-            found.append(attempt())
-        except CheckFailed as failed:
-            problems += failed.problems
+    found = [components for attempt in tries if (components := checked(attempt, problems)) is not None]
     if not found:
         raise CheckFailed(list(dict.fromkeys(problems)))
     # The first, a single allocation, unless components hold fewer GPUs.

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcrl.plan.allocation import Allocation
 from hpcrl.plan.plan import Plan, make_plan
 from hpcrl.recipe import Recipe
-from hpcrl.run.errors import CheckFailed
+from hpcrl.run.errors import CheckFailed, checked
 
 # Logs, journals, the report and the tracker's database.
 RECORDS_BYTES = 64 << 20
@@ -25,11 +25,7 @@ def preflight(recipe: Recipe, allocation: Allocation, run_directory: Path) -> Pl
         CheckFailed: with every problem found.
     """
     problems: list[str] = []
-    plan: Plan | None = None
-    try:
-        plan = make_plan(recipe, allocation, "preflight")
-    except CheckFailed as failed:
-        problems += failed.problems
+    plan = checked(lambda: make_plan(recipe, allocation, "preflight"), problems)
     problems += role_problems(recipe)
     problems += place_problems(run_directory, needed_bytes(recipe))
     if problems or plan is None:

@@ -17,7 +17,7 @@ from hpcrl.plan.loops import loop_problems
 from hpcrl.plan.placement import Placed, place
 from hpcrl.plan.ports import PORTS_PER_PROCESS, Range, choose_block
 from hpcrl.recipe import Recipe
-from hpcrl.run.errors import CheckFailed
+from hpcrl.run.errors import CheckFailed, checked
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,7 @@ def make_plan(recipe: Recipe, allocation: Allocation, run_id: str, components: M
     problems = check_recipe(recipe)
     placed: list[Placed] = []
     block = (0, 0)
-    fingerprint = ""
-    try:
-        fingerprint = recipe_fingerprint(recipe)
-    except CheckFailed as error:
-        problems += error.problems
+    fingerprint = checked(lambda: recipe_fingerprint(recipe), problems) or ""
     try:
         placed = place(recipe, allocation, components)
         block = choose_block(run_id, allocation.nodes, _ports_needed(placed, allocation))

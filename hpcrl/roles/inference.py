@@ -17,7 +17,7 @@ from hpcrl.engines.sglang.settings import Sglang
 from hpcrl.recipe import Recipe, Role
 from hpcrl.roles.feedback import POLICY, SERVED
 from hpcrl.roles.turns import Turns, token_ring
-from hpcrl.run.errors import CheckFailed
+from hpcrl.run.errors import checked
 
 if TYPE_CHECKING:
     from hpcrl.roles.context import RoleContext
@@ -65,10 +65,7 @@ class Inference(Role):
         """The model is there and its vocabulary is the tokenizer's; SGLang is there where it is asked for."""
         problems = [*self._ring_problems(recipe), *self._span_problems(recipe)]
         for look in (self._model_problems, self._sglang_problems):
-            try:
-                problems += look()
-            except CheckFailed as failed:
-                problems += failed.problems
+            problems += checked(look, problems) or []
         return problems
 
     def prepare(self, *, gpus: bool) -> None:

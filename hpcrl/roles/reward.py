@@ -15,7 +15,7 @@ from hpcrl.data.rewards import FAILED, Grade, load_reward
 from hpcrl.recipe import Reads, Recipe, Role, Writes
 from hpcrl.roles.samples import GRADED_NAMES, SAMPLES
 from hpcrl.roles.tally import Tally
-from hpcrl.run.errors import CheckFailed, RoleFailed, Stopped
+from hpcrl.run.errors import RoleFailed, Stopped, checked
 from hpcrl.run.stop import wait_for
 
 if TYPE_CHECKING:
@@ -60,16 +60,13 @@ class Reward(Role):
 
     def check(self, recipe: Recipe) -> list[str]:
         """The function can be imported and the limits make sense."""
-        problems = []
+        problems: list[str] = []
         if self.sample_s <= 0 or self.workers < 0 or self.memory_gib < 0 or self.samples_per_worker < 1 or self.blocks < 1:
             problems.append(
                 f"reward limits must be positive: sample_s {self.sample_s}, workers {self.workers}, memory_gib "
                 f"{self.memory_gib}, samples_per_worker {self.samples_per_worker}, blocks {self.blocks}"
             )
-        try:
-            load_reward(self.function)
-        except CheckFailed as failed:
-            problems += failed.problems
+        checked(lambda: load_reward(self.function), problems)
         return problems
 
     def prepare(self, *, gpus: bool) -> None:
