@@ -28,12 +28,18 @@ def back_into_queue(
     Returns:
         None if Slurm did not take it back in time.
     """
+
+    def look() -> After | None:
+        return after_drain(job.look(), cancelled=is_cancelled(), restarts=job.restarts)
+
     deadline = time.monotonic() + REQUEUE_S
     while True:
         try:
-            after = after_drain(job.look(), cancelled=is_cancelled(), restarts=job.restarts)
-            if after == "requeue":
-                after = _requeue(job)
+            after = look()
+            if after == "requeue" and not _requeue(job):
+                # Slurm may have put it there by itself meanwhile.
+                again = look()
+                after = "successor" if again == "requeue" else again
             if after == "successor" and submit_successor is not None:
                 log.info("job %d goes on with the run once this one has ended", submit_successor())
             if after is not None:
@@ -45,10 +51,10 @@ def back_into_queue(
         time.sleep(ASK_AGAIN_S)
 
 
-def _requeue(job: Job) -> After:
+def _requeue(job: Job) -> bool:
     try:
         Slurm().requeue(int(job.id))
     except SlurmRefused as refused:
         log.warning("%s", refused)
-        return "successor"
-    return "requeue"
+        return False
+    return True
