@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hpcrl.data.graders import exact_number, math_verify, reasoning_gym_score
+from hpcrl.data.graders import countdown, exact_number, math_verify, reasoning_gym_score
 from hpcrl.data.rewards import Outcome, Score, Unparseable, grade, load_reward
 from hpcrl.run.errors import CheckFailed
 
@@ -48,6 +48,33 @@ def test_math_verify(response, answer, reward):
 def test_math_verify_tells_a_response_without_an_expression_from_a_wrong_one():
     with pytest.raises(Unparseable):
         math_verify("I do not know", item("42"))
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("4 + 1 * 6", 1.0),
+        (" (6 * 1) + 4 = 10", 1.0),
+        ("10 = 4 + 1 * 6\nas asked", 1.0),
+        ("6/(1-4)", 0.1),
+        ("4 + 6", 0.0),
+        ("10", 0.0),
+        ("4 + 1 * 6 + 6", 0.0),
+        ("6 / (1 - 1) + 4", 0.0),
+        ("4 / 0 + 1 * 6", 0.0),
+    ],
+)
+def test_countdown(response, reward):
+    assert countdown(response, {"metadata": {"numbers": [6, 1, 4], "target": 10}}) == reward
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["", "ten", "4 ** 9 ** 9", "so\n4 + 1 * 6", "__import__('os')", "4.0 + 1 * 6", "-6 + 4", "True + 4", "(" * 9999],
+)
+def test_countdown_takes_nothing_but_an_expression(response):
+    with pytest.raises(Unparseable):
+        countdown(response, {"metadata": {"numbers": [6, 1, 4], "target": 10}})
 
 
 def test_reasoning_gym_scores_with_the_tasks_own_scorer():

@@ -1,7 +1,7 @@
 """GRPO of a small model by SGLang on one or two GPUs, placement by placement and window by window, on the same seeds and data.
 
-usage: python tools/gpu/modes.py [--modes colocated-1,colocated-2,apart-1,apart-2,apart-none] [--steps 100] [--set NAME=VALUE …]
-                                 [--sglang-path FOLDER] [--out FOLDER]
+usage: python tools/gpu/modes.py [--modes colocated-1,colocated-2,apart-1,apart-2,apart-none] [--steps 100] [--seconds 3600]
+                                 [--set NAME=VALUE …] [--sglang-path FOLDER] [--out FOLDER]
 
 A mode is a placement and a pacing window of recipes/grpo_gym.py. Prints figures of each: seconds of a step and where
 they went, tokens a second, reward, lengths, version lag, the gap between training's and generation's log-probabilities, and the
@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -30,7 +31,9 @@ from hpcrl.tracking.journal import JournalReader  # noqa: E402 - the checkout mu
 MODES = ("colocated-1", "colocated-2", "apart-1", "apart-2", "apart-none")
 # Steps that compile kernels and fill pipelines.
 WARM = 5
-RUN_S = 560.0
+RUN_S = 3600.0
+# For a run that was asked to stop.
+STOP_S = 40.0
 
 
 @dataclass
@@ -85,8 +88,8 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", **(more or {})}
 
 
-def run(mode: str, folder: Path, sets: Sequence[str]) -> tuple[list[dict[str, Any]], Load, float]:
-    """One run; returns its journal, the GPUs' load and its seconds.
+def run(mode: str, folder: Path, sets: Sequence[str], seconds: float = RUN_S) -> tuple[list[dict[str, Any]], Load, float]:
+    """One run, stopped after so many seconds; returns its journal, the GPUs' load and its seconds.
 
     Raises:
         RuntimeError: it failed; the ends of its logs are printed.
@@ -94,20 +97,32 @@ def run(mode: str, folder: Path, sets: Sequence[str]) -> tuple[list[dict[str, An
     placement, _, window = mode.partition("-")
     gpus = 1 if placement == "colocated" else 2
     given = [f"placement={placement}", f"window={window.replace('none', 'null')}", f"gpus={gpus}", *sets]
+    # What is asked for later wins.
+    given = list({item.partition("=")[0]: item for item in given}.values())
     command = [sys.executable, "-m", "hpcrl.cli.main", "run", str(ROOT / "recipes" / "grpo_gym.py"), "--run-dir", str(folder)]
     command += [part for item in given for part in ("--set", item)]
-    started = time.time()
-    with Watch() as watch:
-        done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=RUN_S, stdin=subprocess.DEVNULL, check=False
-        )
-    seconds = time.time() - started
-    print(done.stdout[-600:], done.stderr[-1500:], sep="\n", flush=True)
-    if done.returncode:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    output = folder.with_name(f"{folder.name}.log")
+    started, stopped = time.time(), False
+    with Watch() as watch, open(output, "wb") as said:
+        process = subprocess.Popen(command, env=environment(), stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            stopped = True
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    took = time.time() - started
+    print(output.read_text(errors="replace")[-1500:], flush=True)
+    if process.returncode and not stopped:
         for log in sorted((folder / "latest" / "logs").glob("*.log")):
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}", flush=True)
-        raise RuntimeError(f"{mode}: exit code {done.returncode}")
-    return [record for _, record in JournalReader(folder / "latest" / "journal").read()], watch.load, seconds
+        raise RuntimeError(f"{mode}: exit code {process.returncode}")
+    return [record for _, record in JournalReader(folder / "latest" / "journal").read()], watch.load, took
 
 
 def figures(mode: str, records: Sequence[Mapping[str, Any]], load: Load, seconds: float) -> dict[str, Any]:
@@ -143,9 +158,21 @@ def figures(mode: str, records: Sequence[Mapping[str, Any]], load: Load, seconds
         found[name] = median(step[name] for step in timed)
     served = [record["load_s"] for record in records if record["kind"] == "served" and record["t"] >= first]
     found["load_s"] = median(served) if served else float("nan")
-    turns = [record for record in records if record["kind"] == "turn" and record["t"] >= first]
-    found["turns"] = turns
+    found["handovers"] = [record for record in records if record["kind"] == "handover" and record["t"] >= first]
     return found
+
+
+def handovers(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each group that the GPUs were handed over by."""
+    for giver in sorted({str(record["giver"]) for record in records}):
+        theirs = [record for record in records if record["giver"] == giver]
+        seconds = [record["seconds"] for record in theirs]
+        freed = median(record["freed_bytes"] or 0 for record in theirs) / 2**30
+        left = max(record["left_bytes"] or 0 for record in theirs) / 2**30
+        yield (
+            f"   {len(theirs)} times handed on by {giver}: median {median(seconds):.3f} s, most {max(seconds):.3f}; "
+            f"released {freed:.1f} GiB, at most {left:.1f} left"
+        )
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -157,13 +184,19 @@ def show(found: Mapping[str, Any]) -> None:
     print(f"   reward {reward}; mean response {found['response_tokens']:.0f} tokens")
     print(f"   |train - rollout log-prob| mean {found['gap_mean']:.4f}, max {found['gap_max']:.2f}")
     print(f"   version lag mean {found['lag_mean']:.2f}, max {found['lag_max']}; tokens by lag {found['lags']}")
-    print(f"   idle share by GPU {[round(share, 2) for share in found['idle']]}", flush=True)
+    print(f"   idle share by GPU {[round(share, 2) for share in found['idle']]}")
+    for line in handovers(found["handovers"]):
+        print(line)
+    curve = found["reward_curve"]
+    every = max(1, len(curve) // 12)
+    print("   seconds:reward", " ".join(f"{at:.0f}:{reward:.3f}" for at, reward in [*curve[::every], curve[-1]]), flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=RUN_S, help="a run is stopped then, and counts as far as it came")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--sglang-path", default="", help="folder with SGLang's packages, where the interpreter lacks them")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-modes"))
@@ -177,8 +210,8 @@ def main() -> int:
     for mode in given.modes.split(","):
         folder = out / "runs" / f"{mode}-{time.strftime('%H%M%S')}"
         try:
-            found.append(figures(mode, *run(mode, folder, sets)))
-        except (RuntimeError, subprocess.TimeoutExpired, OSError, LookupError, ValueError) as error:
+            found.append(figures(mode, *run(mode, folder, sets, given.seconds)))
+        except (RuntimeError, OSError, LookupError, ValueError) as error:
             failed.append(mode)
             print(f"== {mode} FAILED: {type(error).__name__}: {str(error)[:500]}", flush=True)
             continue

@@ -2,7 +2,8 @@
 
 usage: python tools/gpu/overhead.py [--steps 8] [--set NAME=VALUE …] [--sglang-path FOLDER] [--out FOLDER]
 
-Runs recipes/grpo_gym.py at a learning rate that leaves the policy as it is, keeping all its samples. Then a server of SGLang
+Runs recipes/grpo_gym.py at a learning rate that leaves the policy as it is, keeping all its samples; the reward is the share of
+digits, so that every sample teaches something. Then a server of SGLang
 with the same settings answers the same prompts, a batch a request, and tools/gpu/plain_titan.py trains on the same samples.
 Prints a line for each figure with its ratio; medians over the steps after the first two.
 """
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +32,12 @@ from hpcrl.config.codec import recipe_from_run  # noqa: E402 - the checkout must
 from hpcrl.data.models import resolve_model  # noqa: E402
 from hpcrl.dataplane.trajectories.read import Trajectories  # noqa: E402
 from hpcrl.dataplane.trajectories.select import Wanted  # noqa: E402
+from hpcrl.engines.sglang.command import KEY_VARIABLE, Place, arguments  # noqa: E402
+from hpcrl.engines.sglang.command import environment as server_environment  # noqa: E402
+from hpcrl.engines.sglang.interpreter import interpreter  # noqa: E402
+from hpcrl.engines.sglang.kernels import kernel_folder  # noqa: E402
+from hpcrl.recipe import Recipe  # noqa: E402
+from hpcrl.roles.inference import Inference  # noqa: E402
 from hpcrl.run.directory import RunDirectory  # noqa: E402
 
 SKIPPED = 2
@@ -79,11 +86,12 @@ async def answered(url: str, prompts: Sequence[list[int]], new: int) -> tuple[in
         return sum(len(answer["output_ids"]) for answer in answers), time.perf_counter() - started
 
 
-def bare_sglang(command: Sequence[str], url: str, path: str, batches: Sequence[list[Any]], new: int, log: Path) -> list[float]:
+def bare_sglang(
+    command: Sequence[str], env: Mapping[str, str], url: str, batches: Sequence[list[Any]], new: int, log: Path
+) -> list[float]:
     """Tokens a second of each batch."""
     import urllib.request
 
-    env = environment({"PYTHONPATH": path} if path else None)
     with open(log, "wb") as output:
         server = subprocess.Popen([*command], env=env, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -116,7 +124,8 @@ def main() -> int:
     given = parser.parse_args()
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    sets = [f"steps={given.steps}", "lr=1e-12", "trainer.trajectories=-1", *given.set]
+    reward = f"reward.function={Path(__file__).parent / 'smoke.py'}:digits"
+    sets = [f"steps={given.steps}", "lr=1e-12", "trainer.trajectories=-1", reward, *given.set]
     if given.sglang_path:
         sets.append(f"inference.sglang.python_path={given.sglang_path}")
     folder = out / f"run-{time.strftime('%H%M%S')}"
@@ -129,9 +138,9 @@ def main() -> int:
     roles: dict[str, Any] = {name: group.role for name, group in recipe.groups.items()}
     model = resolve_model(roles["inference"].model)
     url = f"http://127.0.0.1:{given.port}"
-    command = [sys.executable, "-m", "sglang.launch_server", *bare_arguments(recipe, model, given.port)]
+    command, environ = bare_server(recipe, model, given.port, out)
     new = roles["rollout"].sampling.max_new_tokens
-    rates = bare_sglang(command, url, given.sglang_path, list(prompts.values()), new, out / "sglang.log")
+    rates = bare_sglang(command, environ, url, list(prompts.values()), new, out / "sglang.log")
     bare = median(rates[SKIPPED:])
     print(f"generation  in the run {inside:8.0f} tokens/s   bare SGLang {bare:8.0f}   ratio {inside / bare:.2f}", flush=True)
     budget = roles["trainer"].tokens_per_microbatch
@@ -141,27 +150,36 @@ def main() -> int:
         print(done.stderr[-3000:])
         return 1
     plain = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(plain) <= SKIPPED:
+        print(f"the bare loop had samples to train on in {len(plain)} steps only; give more --steps")
+        return 1
     ours = median(step["tokens_per_s"] for step in steps[SKIPPED:])
     theirs = median(step["tokens_per_s"] for step in plain[SKIPPED:])
     print(f"training    in the run {ours:8.0f} tokens/s   bare torchtitan {theirs:8.0f}   ratio {ours / theirs:.2f}")
     return 0
 
 
-def bare_arguments(recipe: Any, model: Path, port: int) -> list[str]:
-    """The arguments of the run's own server, at another port."""
-    from hpcrl.engines.sglang.command import Place, arguments
-
-    inference = recipe.groups["inference"]
+def bare_server(recipe: Recipe, model: Path, port: int, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of a server with the settings of the run's own, at another port and without a key."""
+    group = recipe.groups["inference"]
+    role = group.role
+    if not isinstance(role, Inference) or role.sglang is None:
+        raise SystemExit("overhead.py: the recipe's inference is not SGLang's; leave out --set engine=…")
     place = Place(
         model=model,
         address="127.0.0.1",
         port=port,
-        dtype=inference.role.dtype,
-        context=inference.role.max_context,
+        inner_port=port + 1,
+        dtype=role.dtype,
+        context=role.max_context,
         seed=recipe.seed,
-        gpus=inference.resources.gpus,
+        gpus=tuple(range(group.resources.gpus)),
+        threads=os.cpu_count() or 1,
     )
-    return arguments(inference.role.sglang, place)
+    kernels = kernel_folder(role.sglang.kernels)
+    environ = server_environment(os.environ, role.sglang, place, key="", kernels=kernels, temporary=folder)
+    environ.pop(KEY_VARIABLE)
+    return [interpreter(role.sglang), "-m", "sglang.launch_server", *arguments(role.sglang, place)], environ
 
 
 if __name__ == "__main__":
