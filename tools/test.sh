@@ -18,6 +18,9 @@ unset PYTHONDONTWRITEBYTECODE
 ruff check .
 ruff format --check .
 mypy
+# Scripts are no package, and two of them have one name.
+mypy recipes/*.py tools/*.py tools/gpu/*.py
+mypy tools/bench/*.py
 # Two workers: much of the time is waiting for processes to start. Real clusters and real processes with deadlines share this
 # host with whatever else runs on it: what fails is run once more, alone, and both outcomes stay in the output. What fails
 # twice fails. A worker that crashes, or tests that cannot be collected, end it all: what was left is not known to have failed.

@@ -161,13 +161,13 @@ def put_stamps(address: QueueAddress, count: int, pause_s: float) -> None:
 
 def latencies(address: QueueAddress, count: int) -> np.ndarray:
     """From the put of a row to its read by another process that waits for it [s]."""
-    reader, found = plane(address, "train", incarnation=10), []
+    reader, found = plane(address, "train", incarnation=10), list[float]()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         job = pool.submit(put_stamps, address, count, 0.02)
         while len(found) < count:
             batch = reader.read("stamps", ("stamp",), max_rows=256, wait_s=60)
             assert batch is not None
-            found += [(time.perf_counter_ns() - stamp) / 1e9 for stamp in batch.columns["stamp"].tolist()]
+            found += [(time.perf_counter_ns() - stamp) / 1e9 for stamp in np.asarray(batch.columns["stamp"]).tolist()]
             reader.acknowledge(batch)
         job.result()
     reader.close()
@@ -176,7 +176,8 @@ def latencies(address: QueueAddress, count: int) -> np.ndarray:
 
 def polls(address: QueueAddress, repeats: int) -> dict[str, float]:
     """Of an empty poll, by live rows, and of a put at 10k live rows [s]."""
-    maker, reader, found, live = plane(address, "make", incarnation=20), plane(address, "train", 4), {}, 0
+    maker, reader = plane(address, "make", incarnation=20), plane(address, "train", 4)
+    found, live = dict[str, float](), 0
     row = {"stamp": np.zeros(10, np.int64)}
     for target in (1_000, 10_000, 100_000):
         while live < target:

@@ -65,7 +65,7 @@ def trl_python() -> Path:
 
 def measured(runs: list[list[dict[str, Any]]], name: str) -> float:
     """Median of a figure over the steps of all runs, less the first steps of each."""
-    return median(step[name] for run in runs for step in run[SKIPPED_STEPS:] if step.get(name) is not None)
+    return median(float(step[name]) for run in runs for step in run[SKIPPED_STEPS:] if step.get(name) is not None)
 
 
 def split(runs: list[list[dict[str, Any]]], *names: str) -> str:

@@ -147,7 +147,7 @@ class PlainZmq:
 
     def cycle(self, parts: Sequence[np.ndarray]) -> int:
         """Bytes that came back."""
-        self._socket.send_multipart([b"put", *parts], copy=False)
+        self._socket.send_multipart([b"put", *(part.data for part in parts)], copy=False)
         self._socket.recv()
         self._socket.send(b"get")
         return sum(len(frame) for frame in self._socket.recv_multipart(copy=False))

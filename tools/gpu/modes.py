@@ -69,7 +69,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            import pynvml  # type: ignore[import-not-found]
+            import pynvml
 
             pynvml.nvmlInit()
         except Exception as error:  # noqa: BLE001 - figures of load are left out without NVML
