@@ -130,7 +130,7 @@ class CommandRun:
             if graded is None:
                 return None
             sampled = [r["t"] for writer, r in self._fresh if r["kind"] == "sampled" and killed < r["t"] <= graded]
-            return graded - float(max(killed, *sampled[-1:]))
+            return graded - float(max([killed, *sampled[-1:]]))
         names = {"rollout": ("gate", "generate"), "trainer": ("collect",)}.get(group, ())
         back = self._first(killed, name, "served" if group == "inference" else "phase", names)
         return None if back is None else back - killed
