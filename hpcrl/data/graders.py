@@ -117,7 +117,7 @@ def math_verify(response: str, item: dict[str, Any]) -> float:
 def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     """The value of an expression; the numbers in it are added to ``numbers``."""
     match node:
-        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+        case ast.Constant(value=int() as number):
             numbers.append(number)
             return Fraction(number)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from hpcrl.config.load import load_recipe_module
+from hpcrl.engines.sglang.command import arguments
 
 GPU = Path(__file__).resolve().parents[2] / "tools" / "gpu"
 
@@ -30,18 +31,15 @@ def script(monkeypatch):
     sys.modules.pop("modes", None)
 
 
-def test_the_bare_server_has_the_settings_of_the_runs_own_and_no_key(script, tmp_path, monkeypatch):
-    overhead = script("overhead")
-    monkeypatch.setattr(overhead, "kernel_folder", lambda named: tmp_path / "kernels")
+def test_the_bare_server_has_the_settings_of_the_runs_own(script):
     recipe = load_recipe_module(GPU.parents[1] / "recipes" / "grpo_gym.py").recipe()
-    command, environ = overhead.bare_server(recipe, Path("/models/small"), 31_555, tmp_path)
-    given = dict(zip(command[3::2], command[4::2], strict=False))
-    assert given["--model-path"] == "/models/small"
-    assert given["--port"] == "31555"
+    sglang, place = script("overhead").bare_place(recipe, Path("/models/small"), 31_555)
+    assert sglang is recipe.groups["inference"].role.sglang
+    command = arguments(sglang, place)
+    given = dict(zip(command[::2], command[1::2], strict=False))
+    assert (given["--model-path"], given["--port"], given["--nccl-port"]) == ("/models/small", "31555", "31556")
+    assert place.gpus == (0,)
     assert "--max-running-requests" in command
-    assert environ["CUDA_VISIBLE_DEVICES"] == "0"
-    assert environ["TRITON_CACHE_DIR"].startswith(str(tmp_path))
-    assert overhead.KEY_VARIABLE not in environ
 
 
 def test_figures_of_a_run_from_its_journal(script):

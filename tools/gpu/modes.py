@@ -32,8 +32,8 @@ MODES = ("colocated-1", "colocated-2", "apart-1", "apart-2", "apart-none")
 # Steps that compile kernels and fill pipelines.
 WARM = 5
 RUN_S = 3600.0
-# For a run that was asked to stop.
-STOP_S = 40.0
+# For a run that was asked to stop, which gives itself 120 s to save.
+STOP_S = 150.0
 
 
 @dataclass
@@ -82,10 +82,10 @@ class Watch:
                 self.load.busy.setdefault(gpu, []).append((time.time(), share))
 
 
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's own, with the checkout to import from and nothing that reaches outside."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", **(more or {})}
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
 
 def run(mode: str, folder: Path, sets: Sequence[str], seconds: float = RUN_S) -> tuple[list[dict[str, Any]], Load, float]:
@@ -201,6 +201,8 @@ def main() -> int:
     parser.add_argument("--sglang-path", default="", help="folder with SGLang's packages, where the interpreter lacks them")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-modes"))
     given = parser.parse_args()
+    if unknown := set(given.modes.split(",")) - set(MODES):
+        parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(MODES)}")
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     sets = [f"steps={given.steps}", *given.set]

