@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -160,7 +159,7 @@ def bare_place(recipe: Recipe, model: Path, port: int) -> tuple[Sglang, Place]:
         context=role.max_context,
         seed=recipe.seed,
         gpus=tuple(range(group.resources.gpus)),
-        threads=os.cpu_count() or 1,
+        threads=max(1, group.resources.cpus),
     )
 
 
